@@ -61,8 +61,10 @@ _SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_IN_TRAINING = frozenset(("attention_dropout", "aux_logits", "dropout", "inplace", "momentum", "p", "training"))
-"""Attributes by which modules of one class compute alike when they answer."""
+_NOT_IN_ANSWERS = frozenset(
+    ("attention_dropout", "aux_logits", "dropout", "inplace", "momentum", "num_classes", "p", "training")
+)
+"""Attributes that change no answer; a head that was replaced leaves its network's old number of classes."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,7 @@ def _of_module(module: StandIn) -> tuple[dict[str, Any], dict[str, SavedModule]]
         if len(prefix) > MAX_NAME_LENGTH or visited > MAX_MODULES or entries > MAX_ENTRIES:
             raise RefusedError("describes a network without end")
         named = (name for name in attributes if isinstance(name, str) and name[:1] != "_")
-        facts = {name: attributes[name] for name in named if name not in _IN_TRAINING and _is_fact(attributes[name])}
+        facts = {name: attributes[name] for name in named if name not in _NOT_IN_ANSWERS and _is_fact(attributes[name])}
         modules[prefix.removesuffix(".")] = SavedModule(current.name, facts)
         unsaved = {name for name in hidden if isinstance(name, str)}
         for name, value in (*parameters.items(), *buffers.items()):

@@ -39,9 +39,7 @@ PACKAGES_OF_BASES = {
 }
 """Names and versions of vendors' builds, as in tests/deploy/test_deploy_base_images.py. torch_npu is a wheel of the
 registry."""
-_DTK_WITHOUT_DRIVER = (
-    "raise ImportError('libgalaxyhip.so.5: cannot open shared object file: No such file or directory')\n"
-)
+_DTK_WITHOUT_DRIVER = "raise ImportError('libgalaxyhip.so.5: cannot open shared object file')\n"
 """What DTK's torch does where the host's /opt/hyhal is not mounted, as while an image is built."""
 
 # $1 root, $2 cache, $3 vendor's packages; the rest is run in it. /proc and /dev are the machine's, /dev/shm is small.

@@ -111,11 +111,15 @@ def test_a_network_that_was_changed_is_refused(change: str | None, under: str, t
 
 
 def test_whatever_number_a_layer_computes_with_is_compared(tmp_path: Path) -> None:
-    network = torchvision_models.mobilenet_v2(weights=None, num_classes=3)
-    network.features[0][2].max_val = 1.0
+    network: Any = torchvision_models.squeezenet1_1(weights=None, num_classes=3)
+    network.num_classes = 1000  # As a head that was replaced leaves it.
+    spec = parse_spec(f"x=squeezenet1_1:{tmp_path / 'whole.pth'}")
     torch.save(network, tmp_path / "whole.pth")
-    with pytest.raises(WeightsError, match=r"is not mobilenet_v2: its features\.0\.2 has max_val 1\.0"):
-        open_model(parse_spec(f"x=mobilenet_v2:{tmp_path / 'whole.pth'}"), tmp_path / "cache")
+    assert len(open_model(spec, tmp_path / "cache").labels) == 3
+    network.features[2].return_indices = True
+    torch.save(network, tmp_path / "whole.pth")
+    with pytest.raises(WeightsError, match=r"is not squeezenet1_1: its features\.2 has return_indices True"):
+        open_model(spec, tmp_path / "cache")
 
 
 def test_a_network_beside_the_one_that_is_served_is_warned_of(
