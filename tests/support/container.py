@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -37,8 +36,7 @@ PACKAGES_OF_BASES = {
     },
     "mlu": {"torch_mlu": "1.33.1+torch2.14.1"},
 }
-"""Names and versions of vendors' builds, as in tests/deploy/test_deploy_base_images.py. torch_npu is a wheel of the
-registry."""
+"""Versions of vendors' builds, as in tests/deploy/test_deploy_base_images.py. torch_npu is a wheel of the registry."""
 _DTK_WITHOUT_DRIVER = "raise ImportError('libgalaxyhip.so.5: cannot open shared object file')\n"
 """What DTK's torch does where the host's /opt/hyhal is not mounted, as while an image is built."""
 
@@ -106,9 +104,10 @@ class Builder:
         if not folder.exists():
             shutil.copytree(self.vendor, folder, copy_function=os.link, symlinks=True)
             packages = folder / "site-packages"
-            if flavour == "ascend" and not isinstance(found := wheel("torch-npu"), str):
-                with zipfile.ZipFile(found) as archive:
-                    archive.extractall(packages)
+            if flavour == "ascend":
+                found = wheel("torch-npu")
+                assert isinstance(found, Path), found
+                shutil.unpack_archive(found, packages, "zip")
             for name, version in PACKAGES_OF_BASES.get(flavour, {}).items():
                 for about in packages.glob(f"{name}-*.dist-info"):
                     shutil.rmtree(about)
