@@ -59,7 +59,8 @@ def add(file: Path, docs: Path = DOCS) -> str:
     backend = _word(report.device.partition(":")[0])
     name = _word(report.device_name)
     stored = f"{backend}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}"
-    skipped = sum(finding.status == "SKIP" for part in report.parts for finding in part.findings)
+    statuses = [finding.status for part in report.parts for finding in part.findings]
+    skipped = statuses.count("SKIP")
     written = {}
     for page, (head, comma, brackets, verdicts, note) in _PAGES.items():
         lines = (docs / page).read_text(encoding="utf-8").splitlines()
@@ -75,9 +76,16 @@ def add(file: Path, docs: Path = DOCS) -> str:
         row = "| " + " | ".join(cells) + " |"
         lines[slice(end, end) if old is None else slice(old, old + 1)] = [row]
         written[page] = "\n".join(lines) + "\n"
+    kept = docs / "reports" / f"{stored}.json"
+    parts = json.loads(kept.read_text(encoding="utf-8"))["parts"] if kept.exists() else []
+    more = sum(finding["status"] != "SKIP" for part in parts for finding in part["findings"])
+    if more > (ran := len(statuses) - skipped):
+        raise NoReportError(
+            f"{kept.name} has {more} checks that ran, and this one {ran}: remove it first to replace it."
+        )
     for page, text in written.items():
         (docs / page).write_text(text, encoding="utf-8")
-    (docs / "reports" / f"{stored}.json").write_text(report.json(), encoding="utf-8")
+    kept.write_text(report.json(), encoding="utf-8")
     (docs / "reports" / f"{stored}.md").write_text(report.markdown(), encoding="utf-8")
     return f"{'replaced' if old is not None else 'added'} {name} in {' and '.join(_PAGES)}; reports/{stored}.json, .md"
 

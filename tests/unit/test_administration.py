@@ -17,12 +17,11 @@ from app.serving.administration import ServiceAdministration
 
 def administration(**states: ModelState) -> ServiceAdministration:
     """Make that of a service whose models `m`, `m@2`, … have these states, named `m1`, `m2`, …"""
-    by_name = {"m" if name == "m1" else f"m@{name[1:]}": state for name, state in states.items()}
+    by_name: Any = {"m" if name == "m1" else f"m@{name[1:]}": state for name, state in states.items()}
     readiness = SimpleNamespace(state=by_name.__getitem__, reason=lambda name: f"{name} is {by_name[name].value}")
     fleet: Any = SimpleNamespace(readiness=readiness, replicas=[object()])
-    models: Any = by_name
     nothing: Any = None
-    return ServiceAdministration(nothing, fleet, models, nothing, {})
+    return ServiceAdministration(nothing, fleet, by_name, nothing, {})
 
 
 @pytest.mark.parametrize("state", [ModelState.UNLOADED, ModelState.UNAVAILABLE])

@@ -147,9 +147,7 @@ def test_a_switch_that_a_package_does_not_know_is_said(caplog: pytest.LogCapture
 
 
 def test_a_switch_that_can_be_set_and_not_read_is_known(caplog: pytest.LogCaptureFixture) -> None:
-    class Configuration:
-        """As torch_npu 2.12.0.post3 has it (npu/npu_config.py)."""
-
+    class Configuration:  # As torch_npu 2.12.0.post3 has it (npu/npu_config.py).
         @classmethod
         def __setattr__(cls, name: str, value: bool) -> None:
             given[name] = value

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def test_a_stranger_s_file_tells_of_the_card_alone_and_becomes_a_row(tmp_path: P
     assert main([*words, str(file)]) == 0
     with pytest.raises(SystemExit, match="no report of anychip verify"):
         hardware_row.main([str(file), "--docs", str(docs)])
-    report = VerifyReport("npu:0", "Ascend <910B>", "2026-12-01", {"torch": "2.13.0"}, [Part("doctor")])
+    parts = [Part("doctor", [Finding("torch", "PASS")])]
+    report = VerifyReport("npu:0", "Ascend <910B>", "2026-12-01", {"torch": "2.13.0"}, parts)
     for again in (1, 2):
         report.parts[0].findings.append(Finding("weights", "SKIP"))
         report.write(tmp_path)
@@ -65,6 +67,9 @@ def test_a_stranger_s_file_tells_of_the_card_alone_and_becomes_a_row(tmp_path: P
         for page in hardware_row._PAGES:
             [row] = re.findall(r"^\| Ascend 910B.*`npu`.*$", (docs / page).read_text("utf-8"), re.MULTILINE)
             assert ("(reports/npu-ascend-910b.md)" in row, f" {again} " in row) == (True, True)
+    monkeypatch.setattr(hardware_row, "read", lambda _: (replace(report, parts=[]), {}))
+    with pytest.raises(hardware_row.NoReportError, match="has 1 checks that ran, and this one 0"):
+        hardware_row.add(file, docs)
     sent = json.loads(text := file.read_text(encoding="utf-8"))
     assert [sent[part] for part in ("doctor", "devices")] == [[part, SEEN] for part in ("doctor", "devices")]
     assert (bool(sent["versions"]["torch"]), sent["variables"]["CUDA_VISIBLE_DEVICES"]) == (True, "7")
