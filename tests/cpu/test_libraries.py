@@ -80,7 +80,7 @@ def test_weights_of_timm_for_one_channel_or_as_many_classes_as_imagenet_need_not
 
 def test_a_network_of_timm_takes_the_fields_of_its_configuration(tmp_path: Path) -> None:
     folders.timm_folder("naflexvit_base_patch16_gap", tmp_path, embed_dim=48, depth=2, num_heads=4, global_pool="avg")
-    assert "largest difference is 0.0e+00" in opened(tmp_path).witness
+    assert "the largest difference is 0.0e+00" in str(opened(tmp_path))
 
 
 def test_timm_s_folders_may_have_hugging_face_s_names_and_problem(tmp_path: Path) -> None:
