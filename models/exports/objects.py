@@ -196,7 +196,7 @@ def _check_extent(how: Interpretation, boxes: Tensor, counted: Tensor, size: Siz
     most, of_cells = _HUGE * max(size), how.layout in _CANDIDATES  # Others may have their corners in another order.
     wrong = ~((sides >= (0 if of_cells else -most)) & (sides <= most)).all(1) & counted
     extent = float((boxes[:, :2].amax(0) - boxes[:, :2].amin(0)).max())
-    if wrong.sum() > _FEW * counted.sum() or (of_cells and extent < _HEAP * min(size)):
+    if wrong.sum() > _FEW * counted.sum() or (how.layout in _DECODED and extent < _HEAP * min(size)):
         seen = f"sides of {float(sides.min()):.3g} to {float(sides.max()):.3g}, and begin within {extent:.3g} pixels"
         remedy = _DECODED.get(how.layout, "let the network give pixels of its input")
         raise ValueError(f'the boxes of layout "{how.layout}" have {seen}: {remedy}')
