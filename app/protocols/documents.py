@@ -18,7 +18,7 @@ import orjson
 
 from app.errors import invalid_request
 from app.protocols import wire
-from app.protocols.options import OPTIONS
+from app.protocols.options import OPTION_NAMES
 from app.protocols.wire import BYTES, checked_count, checked_shape
 
 Document = dict[str, Any]
@@ -41,15 +41,13 @@ def loaded(body: wire.Buffer) -> Any:
 def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST, also for parameters beside them."""
     document = loaded(body)
-    beside = document if isinstance(document, dict) else {}
-    names = ("parameters", *(row.name for row in OPTIONS))
-    if name := next((each for each in names if beside.get(each) not in (None, {})), ""):
+    found = document if isinstance(document, dict) else {}
+    if name := next((each for each in ("parameters", *OPTION_NAMES) if found.get(each) not in (None, {})), ""):
         raise invalid_request(f"{name!r} of the body is not read here; parameters belong in the query")
-    instances = document.get("instances") if isinstance(document, dict) else None
+    instances = found.get("instances")
     if not isinstance(instances, list) or not instances:
-        keys = document if isinstance(document, dict) else ()
-        _refuse_url(keys, "the body")
-        other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in keys), "")
+        _refuse_url(found, "the body")
+        other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in found), "")
         said = f", and it has {other!r}" if other else ""
         raise invalid_request(f'the body must be {{"instances": [{{"b64": "…"}}]}} with at least one instance{said}')
     if len(instances) > max_images:

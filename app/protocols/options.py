@@ -51,6 +51,7 @@ OPTIONS = (
     Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
 )
 """The fields of models.Options, in their order."""
+OPTION_NAMES = tuple(row.name for row in OPTIONS)
 
 TILE = Parameter(
     "tile", "integer", "look at the image in tiles of so many pixels, too; 0: do not", None, 32, 100_000, or_zero=True

@@ -12,13 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 from app.errors import invalid_request
-from app.protocols.options import OPTIONS, Parameter
+from app.protocols.options import OPTION_NAMES, OPTIONS, Parameter
 from models import Options
 
 _MAX_TIMEOUT_S = 600.0
 
 DEFAULT_OPTIONS = Options()
-_OPTION_NAMES = tuple(row.name for row in OPTIONS)
 _LIKE = 0.85
 """Least likeness of a misspelt name; those of the protocols' own parameters are less like ours."""
 
@@ -50,8 +49,8 @@ _LONGEST_NAME = 24
 @lru_cache(maxsize=256)
 def _misspelt(name: str) -> str:
     """Return the option that a name means which is none; "" if it means no option."""
-    near = "" if name in _OPTION_NAMES else "".join(get_close_matches(name.lower(), _OPTION_NAMES, 1, _LIKE))
-    other = next((each for each in _OPTION_NAMES if name in _OTHER_NAMES.get(each, ())), "")
+    near = "" if name in OPTION_NAMES else "".join(get_close_matches(name.lower(), OPTION_NAMES, 1, _LIKE))
+    other = next((each for each in OPTION_NAMES if name in _OTHER_NAMES.get(each, ())), "")
     return near or other
 
 

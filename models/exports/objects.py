@@ -136,7 +136,7 @@ def check_axes(
 def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> Tensor:
     found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
     boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
-    most = max(scores.tolist(), default=0.0)
+    most = scores.max() if len(scores) else 0.0
     weights = torch.where(scores >= _COUNTS * most, scores, 0.0).clamp(min=0)[:, None]
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / torch.tensor(size[::-1])
     return (weights * centres).sum(0) / weights.sum().clamp(min=1e-9)

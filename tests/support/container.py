@@ -100,6 +100,8 @@ class Builder:
 
         Their driver is not there, as in every base image: it is the host's.
         """
+        if flavour not in ("ascend", *PACKAGES_OF_BASES):
+            return self.vendor
         folder = self.folder / f"vendor-{flavour}"
         if not folder.exists():
             shutil.copytree(self.vendor, folder, copy_function=os.link, symlinks=True)
