@@ -231,8 +231,9 @@ def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
         [file] = networks
     if not file.is_file():
         raise WeightsNotFoundError(f"There is no file {str(file)!r} for {spec.name}.")
-    above, beside = file.absolute().parent.parent, file.parent
-    if not (beside / CONFIG).exists() and not file.with_suffix(".json").exists() and config_of(above):
+    beside, above = file.absolute().parent, file.absolute().parent.parent
+    alone = not (beside / CONFIG).exists() and not file.with_suffix(".json").exists()
+    if alone and beside.name == "onnx" and config_of(above):  # As the libraries' folders have it.
         raise WeightsError(
             f"the {CONFIG} of {file.name} lies in the folder above it: copy {CONFIG} and preprocessor_config.json "
             f"beside the file (cp {above}/*.json {beside})."

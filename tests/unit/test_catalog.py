@@ -164,11 +164,12 @@ def test_a_network_of_openvino_is_a_folder_or_its_file(tmp_path: Path, text: str
 
 def test_a_graph_below_its_configuration_is_said_to_lie_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "vit", "architectures": ["ViTForImageClassification"]}')
-    (tmp_path / "onnx").mkdir()
-    file = tmp_path / "onnx" / "model.onnx"
-    file.write_bytes(b"graph")
+    for folder in ("onnx", "mine"):
+        (tmp_path / folder).mkdir()
+        (file := tmp_path / folder / "model.onnx").write_bytes(b"graph")
     for given, said in (
-        (file, r"copy config\.json and .* beside the file"),
+        (file, "damaged, cut short, or not an ONNX file"),
+        (tmp_path / "onnx" / file.name, r"copy config\.json and .* beside the file"),
         (tmp_path, "Name a file of .*onnx, with a copy"),
     ):
         with pytest.raises(WeightsError, match=said):
