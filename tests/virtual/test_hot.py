@@ -234,38 +234,28 @@ async def test_an_ordinary_request_is_answered_here_with_every_header(monkeypatc
         assert service.wanted.ended == [(200, "OK")] * 5
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        (post()[:30], post()[30:]),
-        (post(PREDICT, b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"0\r\n\r\n",),
-        (post(PREDICT, b"ab", b"upgrade: h2c"),),
-        (post(PREDICT, b"ab", *[b"a: b"] * 99),),
-        (post(b"/v1/models/m%41:predict"),),
-        (post(b"/v1/models/a/b:predict"),),
-        (post(b"/v2/models/m/ready"),),
-        (post().replace(b"POST", b"PUT"),),
-        (post().replace(b": 2", b": " + b"0" * 5000 + b"2"),),
-        (post().replace(b"\r\n", b"\n").replace(b"\n\n", b"\r\n\r\n"),),
-    ],
-    ids=[
-        "split",
-        "chunked",
-        "h2c",
-        "many headers",
-        "escaped",
-        "no name",
-        "another route",
-        "method",
-        "digits",
-        "bare newlines",
-    ],
-)
-async def test_what_is_not_ordinary_goes_the_general_way(monkeypatch, parts):
+OTHER_WAYS = {
+    "split": (post()[:30], post()[30:]),
+    "chunked": (
+        post(PREDICT, b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"0\r\n\r\n",
+    ),
+    "h2c": (post(PREDICT, b"ab", b"upgrade: h2c"),),
+    "many headers": (post(PREDICT, b"ab", *[b"a: b"] * 99),),
+    "escaped": (post(b"/v1/models/m%41:predict"),),
+    "no name": (post(b"/v1/models/a/b:predict"),),
+    "another route": (post(b"/v2/models/m/ready"),),
+    "method": (post().replace(b"POST", b"PUT"),),
+    "digits": (post().replace(b": 2", b": " + b"0" * 5000 + b"2"),),
+    "bare newlines": (post().replace(b"\r\n", b"\n").replace(b"\n\n", b"\r\n\r\n"),),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+async def test_what_is_not_ordinary_goes_the_general_way(monkeypatch, way):
     async with listening(monkeypatch) as service:
         reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
         writer.transport.get_extra_info("socket").setsockopt(6, 1, 1)
-        for part in parts:
+        for part in OTHER_WAYS[way]:
             writer.write(part)
             await asyncio.sleep(0.02)  # Or both parts would come as one.
         _, headers, body = await read(reader)
