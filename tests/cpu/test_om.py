@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import subprocess
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from backends import (
 )
 from models import WeightsError, open_model, parse_spec
 from tests.support.cann_double import Cann
+from tests.support.exports_of_networks import written
 
 # acl_base.h, error_codes/rt_error_codes.h and ge_error_codes.h: all of them, in ranges.
 ACL = (*range(100000, 100046), 107022, *range(148046, 148054), *range(200000, 200008), 300000, *range(500000, 500006))
@@ -175,9 +175,7 @@ def export(network: nn.Module, given: Any, file: Path, inputs: list[str], output
     """Write an ONNX file of opset 17; if `free`, the first axis of all tensors is."""
     axes = {name: {0: "n"} for name in inputs + outputs} if free else None
     names: dict[str, Any] = {"input_names": inputs, "output_names": outputs, "dynamic_axes": axes}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's own, of the exporter that writes opset 17.
-        torch.onnx.export(network, given, str(file), dynamo=False, opset_version=17, **names)
+    written(file, network, given, **names)
 
 
 class Sum(nn.Module):

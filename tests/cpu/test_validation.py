@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from backends import Executable, LoadedNetwork
 from backends.engines import EagerEngine, Engine, compile_first
 from backends.vendors.cpu import CpuBackend
 from models.contract.measures import TENSOR_LIMITS, of_tensors
+from tests.support.exports_of_networks import written
 from tests.support.rows import row
 
 WRONG = 1.5
@@ -115,13 +115,8 @@ def onnx_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
             return self.head(self.body(torch.relu(self.stem(x))).mean((2, 3)))  # type: ignore[no-any-return]
 
-    options: dict[str, Any] = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}, "dynamo": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of the older exporter.
-        torch.onnx.export(
-            Core().eval(), (torch.zeros(2, 3, 16, 16),), file, input_names=["x"], output_names=["y"], **options
-        )
-    return file
+    axes = {"dynamic_axes": {"x": {0: "n"}, "y": {0: "n"}}}
+    return written(file, Core(), torch.zeros(2, 3, 16, 16), input_names=["x"], output_names=["y"], **axes)
 
 
 def validation(model: Any, engine: Engine, items: Any) -> Validation:

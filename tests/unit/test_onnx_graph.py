@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from models.contract.errors import WeightsError
 from models.onnx.file import Node, OnnxFile, Value, read_onnx
 from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxGraph, load_onnx
+from tests.support import exports_of_networks
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -93,12 +93,8 @@ class Small(nn.Module):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("small") / "small.onnx"
-    network = Small().eval()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network, (torch.rand(1, 3, 32, 32),), str(path), dynamo=False, opset_version=17)
-    return path
+    file = tmp_path_factory.mktemp("small") / "small.onnx"
+    return exports_of_networks.written(file, Small(), torch.rand(1, 3, 32, 32))
 
 
 def test_a_file_of_batch_one_takes_batches_when_its_shapes_are_freed(small: Path) -> None:
