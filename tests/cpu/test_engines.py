@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
+from anychip_tools.verify.contract import SmallNetwork, small_images
+from app.precision.gate import on_cpu
 from backends import CompileOptions, EngineRefusedError
 from backends.engines import onnxruntime as onnxruntime_file
 from backends.engines.onnxruntime import OnnxRuntimeEngine
@@ -28,45 +28,21 @@ from tests.support.rows import row
 DEVICE = "cpu:0"
 
 
-class Chain(nn.Module):
-    """Convolutions in a row over bytes, one activation called twice, a sum."""
-
-    input_shape = (8, 6, 3)
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.core = nn.Conv2d(3, 4, 3).requires_grad_(False)
-        self.second = nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)
-        self.act = nn.ReLU()
-        self.dtype = torch.float32
-
-    def cast(self, dtype: torch.dtype) -> Chain:
-        self.to(dtype)
-        self.dtype = dtype
-        return self
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        x = self.act(self.core(pixels.permute(0, 3, 1, 2).to(self.dtype) / 255))
-        return (self.act(self.second(x) + x).flatten(1),)
-
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (3, 8, 6, 3), dtype=np.uint8)
+PIXELS = small_images(3)
 
 
 def test_openvino_serves_where_the_disk_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It raises RuntimeError then. A file that may not grow is a full disk to who writes it."""
     pytest.importorskip("openvino")
-    options = CompileOptions(cache_dir=tmp_path, key="chain")
+    options = CompileOptions(cache_dir=tmp_path, key="small")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        executable = OpenVINOEngine(row("fp32")).compile(Chain().eval(), DEVICE, "fp32", (1, 3), options)
+        executable = OpenVINOEngine(row("fp32")).compile(SmallNetwork().eval(), DEVICE, "fp32", (1, 3), options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with torch.inference_mode():
-        [expected] = [output.numpy() for output in Chain().eval()(torch.from_numpy(PIXELS))]
-    np.testing.assert_allclose(executable.run(PIXELS)[0], expected, rtol=1e-4, atol=1e-4)
+    for ours, expected in zip(executable.run(PIXELS), on_cpu(SmallNetwork(), PIXELS), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
     executable.close()
     assert list((tmp_path / "engines").iterdir()) == []
     assert len([line for line in caplog.messages if "cannot be kept" in line]) == 1
@@ -91,13 +67,13 @@ class TestOnnxRuntime:
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr("onnxruntime.InferenceSession", Session)
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
-            OnnxRuntimeEngine(NVIDIA).compile(Chain(), "cuda:1", "fp32", (1,), CompileOptions())
+            OnnxRuntimeEngine(NVIDIA).compile(SmallNetwork(), "cuda:1", "fp32", (1,), CompileOptions())
         assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
         """The CPU's own provider stands for an accelerator's that takes nothing."""
         runtime = importlib.import_module("onnxruntime")
-        exported = onnxruntime_file._exported(Chain().eval(), 2)
+        exported = onnxruntime_file._exported(SmallNetwork().eval(), 2)
         settings = runtime.SessionOptions()
         choice: tuple[str, dict[str, str]] = ("CPUExecutionProvider", {})
         with pytest.raises(EngineRefusedError, match=r"leaves (Fused)?Conv.* to the CPU \(\d+ of \d+ operators\)"):
