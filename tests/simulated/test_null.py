@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from anychip_tools.behaviour import parse_null
 from anychip_tools.null.backend import NullBackend, configure
+from anychip_tools.verify.contract import SmallNetwork
 from backends import (
     BACKENDS,
     BackendError,
@@ -28,26 +27,9 @@ from models.catalog import open_model, parse_spec
 from models.contract.model import Options
 
 DEVICE = "null:0"
-SHAPE = (8, 6, 3)
+SHAPE = SmallNetwork.input_shape
 MIB = 1 << 20
 RED, GREY = (255, 0, 0), (128, 128, 128)
-
-
-class Summary(nn.Module):
-    """Two numbers and a class per image, so that floats and integers both come out."""
-
-    input_shape = SHAPE
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-
-    def cast(self, dtype: torch.dtype) -> None:
-        pass
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        mean = pixels.to(torch.float32).mean(dim=(1, 2, 3))
-        return mean[:, None] * self.weight, pixels.to(torch.int32).amax(dim=(1, 2, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +41,7 @@ def _not_configured() -> Iterator[None]:
 
 def loaded(behaviour: str, sizes: tuple[int, ...] = (1, 2, 4, 8), backend: NullBackend | None = None) -> Executable:
     configure(behaviour)
-    return (backend or NullBackend()).load(Summary(), DEVICE, "auto", "auto", sizes).executable
+    return (backend or NullBackend()).load(SmallNetwork(), DEVICE, "auto", "auto", sizes).executable
 
 
 def batch(*colours: tuple[int, int, int], places: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
