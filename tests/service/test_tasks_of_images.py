@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import grpc
@@ -20,6 +19,7 @@ from torch import nn
 
 from app.http.api_description import PredictAnswer
 from models.sample import IMAGES
+from tests.support import exports_of_networks
 from tests.support.answers import infer_images, outputs_of
 from tests.support.grpc_client import arrays_of, image_request, infer, texts_of
 from tests.support.images import encoded
@@ -97,14 +97,6 @@ class Mean(nn.Module):
         return x.mean((1, 2, 3)).reshape(-1, 1)
 
 
-def exported(path: Path, network: nn.Module, sidecar: str) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(network.eval(), (torch.rand(1, 3, 64, 64),), str(path), dynamo=False)
-    path.with_suffix(".json").write_text(sidecar)
-    return path
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """With the package of the page, installed as its reader would."""
@@ -120,11 +112,6 @@ def environment(tmp_path_factory):
     return {"PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
 
 
-@pytest.fixture(scope="module")
-def sidecar():
-    return re.search(r"```json\n(\{\"task\": \"sharpness\".*?)\n```", PAGE.read_text(encoding="utf-8"))[1]
-
-
 def png(level):
     """Grey in the middle, black around it."""
     image = Image.new("RGB", (200, 100))
@@ -133,9 +120,11 @@ def png(level):
 
 
 @pytest.fixture(scope="module")
-def adapted(environment, sidecar, tmp_path_factory):
+def adapted(environment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("service")
-    file = exported(folder / "sharp.onnx", Mean(), sidecar)
+    [beside] = re.findall(r"```json\n(\{\"task\": \"sharpness\".*?)\n```", PAGE.read_text(encoding="utf-8"))
+    given = torch.rand(1, 3, 64, 64)
+    file = exports_of_networks.written(folder / "sharp.onnx", Mean(), given, json.loads(beside))
     options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32")
     with (
         running(folder, "--models", str(file), *options, environment=environment) as service,
