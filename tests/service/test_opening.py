@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
@@ -20,8 +20,8 @@ import safetensors.torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torchvision import models as torchvision_models
 
-from anychip_grpc.messages import METHODS, SERVICE, message_of
 from app.access.rules import LIVE, READY
+from tests.support.grpc_client import call
 from tests.support.hub import Hub, serving
 from tests.support.service_process import free_port
 
@@ -61,15 +61,7 @@ def starting(folder: Path, port: int, *options: str) -> Iterator[subprocess.Pope
             process.kill()
 
 
-def ask(channel: Any, method: str) -> Any:
-    """Return the answer to an empty message of the inference service."""
-    descriptor = METHODS[method]
-    call = channel.unary_unary(
-        f"/{SERVICE}/{method}",
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=message_of(descriptor.output_type).FromString,
-    )
-    return call(message_of(descriptor.input_type)(), timeout=WAIT_S)
+ask = functools.partial(call, timeout=WAIT_S)
 
 
 def said(port: int, words: str) -> httpx.Response:
