@@ -266,9 +266,7 @@ def test_the_packages_of_this_repository_are_of_one_version_and_want_no_other():
         assert ours
 
 
-def test_files_are_held_to_their_hashes_before_torch_and_only_over_plain_python(tmp_path, monkeypatch, found):
-    commands = []
-    monkeypatch.setattr(install, "run_pip", lambda command: commands.append(list(command)))
+def test_files_are_held_to_their_hashes_before_torch_and_only_over_plain_python(tmp_path, commands, found):
     found(build="cpu", present={"torch": "2.10.0+cpu"})
     environ = {"ANYCHIP_TORCH": "cpu", "ANYCHIP_HASHES": "hashes.txt", "ANYCHIP_EXTRAS": "grpc"}
     install.install(tmp_path, False, environ, copy=True, dependencies=True)
