@@ -63,12 +63,7 @@ class ServiceProcess:
         return found
 
     def workers(self) -> list[psutil.Process]:
-        workers = []
-        for child in self.children():
-            with contextlib.suppress(psutil.Error):  # It has just ended.
-                if child.name() == "anychip-worker":
-                    workers.append(child)
-        return workers
+        return [*self.named("anychip-worker").values()]
 
     def worker(self) -> psutil.Process:
         [worker] = self.workers()
