@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
-import io
 import os
 import random
 import signal
@@ -30,7 +28,8 @@ from models import open_model, parse_spec
 from models.confinement import what_there_is
 from tests.support.escapes import FORGED
 from tests.support.faulty_geometry import CRASHES, ESCAPES, FORGES, HANGS, SLOW, FaultyGeometry
-from tests.support.load import until as until_asked
+from tests.support.images import encoded
+from tests.support.load import until
 from tests.support.loop_guard import guarded
 from tests.support.photographs import FILES
 
@@ -138,9 +137,6 @@ async def made():
         await until(lambda: not any(process.is_running() for process in processes), blocks=False)
 
 
-until = functools.partial(until_asked, blocks=False)
-
-
 def here(body, model=0):
     header = read_header(body)
     out = torch.empty(MODELS[model].input_shape, dtype=torch.uint8)
@@ -150,9 +146,7 @@ def here(body, model=0):
 
 
 def image(width, height=10):
-    stream = io.BytesIO()
-    Image.new("RGB", (width, height), (width % 255, 80, 90)).save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(Image.new("RGB", (width, height), (width % 255, 80, 90)))
 
 
 async def test_pixels_and_placement_are_those_of_this_process(made):
@@ -233,13 +227,14 @@ async def test_decoders_killed_under_load_cost_nobody_an_answer(made):
     assert made.reasons == ["died"] * 6
 
 
-async def test_decoders_hold_none_of_each_others_descriptors(made):
+async def test_decoders_hold_none_of_each_others_descriptors_and_have_no_part_in_the_services_streams(made):
     async with made.limited():
         await made.decode(image(20))
         inboxes = []
         for pid in made.pids:
             paths = [f"/proc/{pid}/fd/{each}" for each in os.listdir(f"/proc/{pid}/fd")]
             named = {(os.readlink(path).partition(" ")[0], os.stat(path).st_ino) for path in paths}
+            assert {name.partition(":")[0] for name, _ in named} == {"/dev/null", "/memfd", "socket"}
             assert sum("anychip-inbox" in name for name, _ in named) == 1
             assert sum(name.startswith("socket:") for name, _ in named) == 1
             inboxes += [number for name, number in named if "anychip-inbox" in name]
@@ -253,13 +248,6 @@ async def test_a_decoder_that_is_taken_over_gets_nowhere(made):
         pytest.skip("this kernel has no seccomp or no Landlock")
     placement, _ = await made.decode(image(ESCAPES), FAULTY)
     assert placement.width == ESCAPES
-
-
-async def test_a_decoder_has_no_part_in_the_services_streams(made):
-    await until(lambda: made.decoders.up == 2, blocks=False)
-    for pid in made.pids:
-        links = {os.readlink(f"/proc/{pid}/fd/{name}").partition(":")[0] for name in os.listdir(f"/proc/{pid}/fd")}
-        assert links == {"/dev/null", "/memfd", "socket"}
 
 
 async def test_a_line_that_a_decoder_forges_goes_nowhere(made, caplog, capfd):
