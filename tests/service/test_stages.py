@@ -22,6 +22,7 @@ MODELS = "shapes=yolov8n?margin=0.1&most=3 > resnet50,some=yolov8n?classes=star|
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     options = ("--weights", "sample", "--engine", "eager", "--precision", "fp32", "--batch-sizes", "4")
+    options += ("--max-images", "16")  # Of one that is looked at in tiles.
     with running(tmp_path_factory.mktemp("stages"), "--models", MODELS, *options) as service:
         yield service
 
@@ -103,23 +104,7 @@ def test_however_much_is_found_is_classified_in_portions(tmp_path):
         assert others == [first]
 
 
-def test_it_is_ready_when_both_are(service, client):  # The last: the second stage stays unloaded.
-    with service.admin_client() as admin:
-        assert client.get("/v2/models/shapes/ready").status_code == 200
-        assert admin.post("/v2/repository/models/resnet50/unload").status_code == 200
-        assert [client.get(path).status_code for path in ("/v2/models/shapes/ready", "/v1/models/shapes")] == [503] * 2
-        assert client.get("/v2/models/yolov8n/ready").status_code == 200
-
-
 PREDICT = "/v1/models/yolov8n:predict"
-
-
-@pytest.fixture(scope="module")
-def tiling(tmp_path_factory):
-    options = ("--models", "yolov8n,resnet50", "--weights", "sample", "--engine", "eager", "--batch-sizes", "4")
-    options += ("--precision", "fp32", "--max-images", "16")
-    with running(tmp_path_factory.mktemp("tiles"), *options) as service:
-        yield service
 
 
 def mosaic():
@@ -140,12 +125,11 @@ def overlap(one, other):
     return common / (sum(areas) - common)
 
 
-def test_objects_on_and_off_the_seams_are_found_once(tiling):
+def test_objects_on_and_off_the_seams_are_found_once(client):
     single, large = (IMAGES / "detect_1.jpg").read_bytes(), encoded(mosaic(), "JPEG", quality=95)
-    with tiling.client() as client:
-        [alone] = client.post(f"{PREDICT}?tile=0", content=single, headers=JPEG).json()["predictions"]
-        answer = client.post(f"{PREDICT}?tile=500&overlap=0.3", content=large, headers=JPEG)
-        [tiled] = PredictAnswer.model_validate_json(answer.content, strict=True).model_dump()["predictions"]
+    [alone] = client.post(f"{PREDICT}?tile=0", content=single, headers=JPEG).json()["predictions"]
+    answer = client.post(f"{PREDICT}?tile=500&overlap=0.3", content=large, headers=JPEG)
+    [tiled] = PredictAnswer.model_validate_json(answer.content, strict=True).model_dump()["predictions"]
     assert (tiled["width"], tiled["height"]) == (1280, 960)
     expected = [
         {**found, "box": {name: value + move[name[0]] for name, value in found["box"].items()}}
@@ -162,3 +146,11 @@ def test_objects_on_and_off_the_seams_are_found_once(tiling):
         ]
         assert len(same) == 1, wanted
     assert len(tiled["detections"]) <= 4 * len(alone["detections"]) + 4
+
+
+def test_it_is_ready_when_both_are(service, client):  # The last: the second stage stays unloaded.
+    with service.admin_client() as admin:
+        assert client.get("/v2/models/shapes/ready").status_code == 200
+        assert admin.post("/v2/repository/models/resnet50/unload").status_code == 200
+        assert [client.get(path).status_code for path in ("/v2/models/shapes/ready", "/v1/models/shapes")] == [503] * 2
+        assert client.get("/v2/models/yolov8n/ready").status_code == 200
