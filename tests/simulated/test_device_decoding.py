@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 
 import httpx
@@ -13,10 +12,10 @@ from PIL import Image
 
 from models.sample import IMAGES
 from tests.support import small_classifier
+from tests.support.images import JPEG, encoded
 from tests.support.load import until
 from tests.support.service_process import running
 
-JPEG = {"Content-Type": "image/jpeg"}
 BROKEN_WIDTH = 333
 """`decode_error`: the device cannot decode images of this width, and says so of the whole list."""
 OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu", "--batch-sizes", "4")
@@ -25,10 +24,8 @@ PREDICT = "/v1/models/resnet50:predict"
 
 def picture(name="classify_star", size=None, mode="RGB", kind="JPEG", **options):
     """Encode a sample image as another file."""
-    stream = io.BytesIO()
     with Image.open(IMAGES / f"{name}.jpg") as image:
-        (image.resize(size) if size else image).convert(mode).save(stream, kind, **options)
-    return stream.getvalue()
+        return encoded((image.resize(size) if size else image).convert(mode), kind, **options)
 
 
 def counted(client):

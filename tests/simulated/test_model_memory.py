@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support import small_classifier
+from tests.support.images import encoded
 from tests.support.null_service import metric
 from tests.support.service_process import cache_in, running
 
@@ -55,9 +55,7 @@ def on_demand(fit):
 def jpeg(seed):
     """Make a small photograph of noise that differs by seed."""
     pixels = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).resize((64, 64)).save(buffer, "JPEG", quality=95)
-    return buffer.getvalue()
+    return encoded(Image.fromarray(pixels).resize((64, 64)), "JPEG", quality=95)
 
 
 def scores(answer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import grpc
@@ -12,6 +11,7 @@ from PIL import Image
 from app.cli import main
 from tests.support import small_classifier
 from tests.support.grpc_client import image_request, infer
+from tests.support.images import encoded
 from tests.support.load import Load
 from tests.support.null_service import metric
 from tests.support.service_process import free_port, running
@@ -21,10 +21,8 @@ SIMULATED = ("--device", "npu", "--simulate", "npu:1", "--timeout-ms", "60000")
 
 def picture(colour):
     """Build a JPEG of one colour: the network's class of the same number."""
-    buffer = io.BytesIO()
     rgb = tuple(255 if channel == colour else 30 for channel in range(3))
-    Image.new("RGB", (48, 48), rgb).save(buffer, "JPEG")
-    return buffer.getvalue()
+    return encoded(Image.new("RGB", (48, 48), rgb), "JPEG")
 
 
 @pytest.fixture(scope="module")

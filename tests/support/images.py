@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from PIL import Image
 
 JPEG = {"Content-Type": "image/jpeg"}  # The service looks at a body's first bytes: these are PNG.
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: int) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()

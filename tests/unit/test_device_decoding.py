@@ -23,6 +23,7 @@ from backends.contract.backend import ImageDecoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.doubles import Decoders
+from tests.support.images import encoded
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
@@ -34,12 +35,10 @@ def jpeg(width=160, height=120, mode="RGB", orientation=0, **options):
     across = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     down = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     rgb = np.stack([across, down, np.full_like(down, 60)], 2).astype(np.uint8)
-    stream = io.BytesIO()
     exif = Image.Exif()
     if orientation:
         exif[0x0112] = orientation
-    Image.fromarray(rgb).convert(mode).save(stream, "JPEG", exif=exif, **options)
-    return stream.getvalue()
+    return encoded(Image.fromarray(rgb).convert(mode), "JPEG", exif=exif, **options)
 
 
 def passes(file):

@@ -31,6 +31,7 @@ from app.processes.arena import Arena
 from app.processes.channel import to_packet
 from models import PixelModel, open_model, parse_spec
 from models.contract.cascade import Region
+from tests.support.images import encoded as encode
 from tests.support.photographs import FILES
 
 
@@ -40,12 +41,6 @@ def sample_image(width=60, height=40):
     rgb = np.stack([x * 255 // width, y * 255 // height, (x + y) % 64 * 4], axis=2).astype(np.uint8)
     rgb[height // 3 : height // 2, width // 4 : width // 2] = (250, 30, 60)
     return Image.fromarray(rgb)
-
-
-def encode(image, kind, **options):
-    stream = io.BytesIO()
-    image.save(stream, kind, **options)
-    return stream.getvalue()
 
 
 def decode(encoded, size=None):
@@ -233,6 +228,7 @@ OTHERS = {
         encode(sample_image(), "JPEG").replace(b"\0\x28\0\x3c\3", b"\0\x28\0\0\3"),
         r"no pixels \(0 x 40\)",
     ),
+    "a PNG without pixels": (png(8, 2, np.zeros((0, 0, 3), np.uint8)), r"no pixels \(0 x 0\)"),
     "a BMP without pixels": (b"BM" + bytes(12) + b"\x28" + bytes(60), "no pixels"),
     "nothing": (b"", "empty"),
 }
@@ -389,11 +385,10 @@ def test_what_lies_outside_or_is_too_large_is_refused(region: Region) -> None:
 
 
 def test_a_decoder_places_each_region_behind_an_image_in_its_slot() -> None:
-    model, file = open_model(parse_spec("resnet18:random"), Path("nowhere")), io.BytesIO()
+    model, image = open_model(parse_spec("resnet18:random"), Path("nowhere")), encode(Image.fromarray(IMAGE.numpy()))
     assert isinstance(model, PixelModel)
-    Image.fromarray(IMAGE.numpy()).save(file, "PNG")
     regions = [(2, Region(5, 6, 20, 10)), (0, Region(0, 0, 30, 9, 3, (0.5, 1, 30, 2, 29, 11, 0, 10)))]
-    image, tail, inbox = file.getvalue(), to_packet(regions), Inbox(1, 1 << 20)
+    tail, inbox = to_packet(regions), Inbox(1, 1 << 20)
     with contextlib.closing(Arena([(int(np.prod(model.input_shape)), 3)])) as arena:
         inbox.write(0, image, tail)
         decoder = Decoder(DecodePlan((model,), arena.pools, 1, 1 << 20, ("info", "text")), inbox, arena)

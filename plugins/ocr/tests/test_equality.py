@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import importlib.util
-import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from difflib import SequenceMatcher
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.support.browser import chromium, drop
+from tests.support.images import encoded
 from tests.support.service_process import running
 
 pytestmark = [
@@ -40,9 +40,7 @@ def client_of(service):
 
 
 def png(page):
-    stream = io.BytesIO()
-    page.image.save(stream, "PNG")
-    return stream.getvalue()
+    return encoded(page.image)
 
 
 @pytest.fixture(scope="module")
