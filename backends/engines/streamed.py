@@ -141,14 +141,17 @@ class StreamedExecutable(Executable):
         """Lock the host's memory by the vendor's function, or unlock it; return False without one, or if it refuses."""
         rows = vendors.of_type(torch.device(self.device).type)
         locks = next((row.page_locks for row in rows if row.page_locks), None)
-        holder = getattr(self._module, locks.runtime, None) if locks else None
-        if locks is None or holder is None:  # An older package may lack the function.
+        if locks is None:
             return False
         given = (address, size_bytes, locks.flags) if lock else (address,)
-        if int(getattr(holder(), locks.lock if lock else locks.unlock)(*given)):
-            self._forget_refusal()
+        try:
+            runtime = getattr(self._module, locks.runtime)()
+            refused = int(getattr(runtime, locks.lock if lock else locks.unlock)(*given))
+        except (AttributeError, RuntimeError):  # An older package lacks the function, or its driver does.
             return False
-        return True
+        if refused:
+            self._forget_refusal()
+        return not refused
 
     def _forget_refusal(self) -> None:
         """Clear the error that the runtime's refusal has left behind: it is no fault of the next batch.

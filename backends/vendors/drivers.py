@@ -10,12 +10,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-_TOOLKITS: Mapping[str, str] = {"rocm": "/opt/rocm/.info/version", "dtk": "/opt/dtk/.info/version"}
-CANN_FOLDERS = ("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest")
-# Files in CANN's folder. Huawei's pages use the first; installations without the toolkit have only the second, which
-# begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the runtime's version, then CANN's.
+# ROCm 7.12 and newer is in a folder below /opt/rocm: AMD's RFC on TheRock's packages, and its image of ROCm 10.0.0.
+_TOOLKITS: Mapping[str, tuple[str, ...]] = {
+    "rocm": ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version"),
+    "dtk": ("/opt/dtk/.info/version",),
+}
+CANN_FOLDERS = tuple(
+    f"/usr/local/Ascend/{each}" for each in ("cann", "ascend-toolkit/latest", "nnae/latest", "nnrt/latest")
+)
+# Files in CANN's folder, as Huawei's pages read them: of the toolkit, and of installations for inference alone. There
+# may be only version.cfg, which begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the
+# runtime's version, then CANN's.
 _CANN_FILES = (
     ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),
+    ("*/ascend_nnrt_install.info", r"(?m)^version=(\S+)"),
+    ("ascend_nnae_install.info", r"(?m)^version=(\S+)"),
     ("version.cfg", r"(?m)^runtime_running_version=\[[^:\]]*:([^\]]+)\]"),
 )
 CANN_OF_TORCH_NPU: Mapping[str, str] = {
@@ -55,7 +64,9 @@ def driver_version(files: Iterable[tuple[str, str]], root: Path = Path("/")) -> 
 
 def toolkit_version(toolkit: str, root: Path = Path("/")) -> str:
     """Return the version of `cann`, `rocm` or `dtk` from its file; "" without one."""
-    return _found(_cann_files(root)) if toolkit == "cann" else driver_version([(_TOOLKITS[toolkit], r"([\d.]+)")], root)
+    if toolkit == "cann":
+        return _found(_cann_files(root))
+    return driver_version(((file, r"([\d.]+)") for file in _TOOLKITS[toolkit]), root)
 
 
 def _found(files: Iterable[tuple[Path, str]]) -> str:

@@ -26,13 +26,13 @@ import sysconfig
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from deploy.install import read_project  # noqa: E402
+from deploy.install import InstallError, choose_torch, look, read_pins, read_project  # noqa: E402
 
 VARIABLE = "ANYCHIP_ENVIRONMENTS_CACHE"
 KEPT = 2
@@ -64,7 +64,7 @@ class Recipe:
 
 _MAKER = "tests/environments/make.py"
 _PLUGINS = tuple(f"plugins/{name}" for name in ("ascend", "grpc", "hosting", "samples"))
-_SET_UP = ("constraints.txt", "deploy/install.py", "backends/vendors/drivers.py", "backends/vendors/table.py")
+_SET_UP = ("constraints.txt", "deploy/install.py")  # Of the vendors' facts, only the torch chosen by them counts.
 _MADE_BY = (*_SET_UP, _MAKER)
 RECIPES = {
     "developer": Recipe(("deploy/install.py", "--dev"), _SET_UP, (".", *_PLUGINS)),
@@ -79,11 +79,13 @@ RECIPES = {
 def name_of(key: str, environ: Mapping[str, str], root: Path = ROOT, recipes: Mapping[str, Recipe] = RECIPES) -> str:
     """Return the name of the entry: the recipe's, and a hash of what makes it."""
     recipe = recipes[key]
+    pins = read_pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     about: dict[str, object] = {
         "python": [sys.version, sysconfig.get_platform(), sys.base_prefix, *platform.libc_ver()],
         "command": recipe.command,
         "version": VERSION,
         "files": {each: (root / each).read_text(encoding="utf-8") for each in recipe.made_by},
+        "torch": asdict(choose_torch(look(), environ.get("ANYCHIP_TORCH") or "auto", pins)),
         "variables": {
             name: text
             for name, text in environ.items()
@@ -239,7 +241,7 @@ def main(words: Sequence[str]) -> None:
         sys.exit(f"anychip: {VARIABLE} does not say where environments are kept")
     try:
         Cache(Path(kept).expanduser().absolute(), os.environ).environment(options.recipe, options.folder.absolute())
-    except subprocess.CalledProcessError as error:
+    except (InstallError, subprocess.CalledProcessError) as error:
         sys.exit(f"anychip: the environment {options.recipe} could not be made: {error}")
 
 

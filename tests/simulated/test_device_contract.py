@@ -98,14 +98,14 @@ SERVE = ("--models", "resnet18", "--weights", "random", "--batch-sizes", "1")
 JPEG = {"Content-Type": "image/jpeg"}
 
 
-@pytest.mark.parametrize("error", [2, 801])
-def test_a_refusal_to_lock_memory_is_nobody_elses_error(error: int) -> None:
+@pytest.mark.parametrize(("stub", "error"), [("cuda", 2), ("cuda", 801), ("npu", 207001)])
+def test_a_refusal_to_lock_memory_is_nobody_elses_error(stub: str, error: int) -> None:
     """CUDA keeps a refusal as the thread's last error, which the next kernel reports: 2 is "out of memory"."""
     code = (
         "import numpy\nfrom tests.support.stubs.plugin import set_knob\nfrom backends import BACKENDS\n"
         "from tests.support.networks import Brightness, images\n"
-        "backend = next(each for each in BACKENDS if each.name == 'cuda')\n"
-        "executable, report = backend.load(Brightness(), 'cuda:0', 'eager', 'fp32', (1, 2))\n"
+        f"backend = next(each for each in BACKENDS if each.name == {stub!r})\n"
+        f"executable, report = backend.load(Brightness(), '{stub}:0', 'eager', 'fp32', (1, 2))\n"
         "rows = [each.copy() for each in images(2, (8, 8, 3))[:, :, :6]]\n"
         f"set_knob('refuse_lock', {error})\n"
         "means = executable.start_rows(rows, 2).outputs()[0]\n"
@@ -114,7 +114,7 @@ def test_a_refusal_to_lock_memory_is_nobody_elses_error(error: int) -> None:
         "right = numpy.array(rows).mean(axis=(1, 2, 3))\n"
         "print(bool(abs(means - right).max() < 1e-2 and abs(again - right).max() < 1e-2))\n"
     )
-    done = child(*over("cuda"), "-c", code)
+    done = child(*over(stub), "-c", code)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "True"
 

@@ -63,6 +63,29 @@ def test_torchair_has_the_options_that_are_set(version: str) -> None:
     assert "self.frozen_parameter = OptionValue(False, [True, False])" in ast.unparse(experimental)
 
 
+NEVER_BY_DEFAULT = (
+    *("USE_FP32_ACC", "SPARSE_WEIGHTS", "ENABLE_AUTOCAST", "TRUNCATE_DOUBLE", "DRYRUN", "VERSION_COMPATIBLE"),
+    *("HARDWARE_COMPATIBLE", "STRIP_ENGINE_WEIGHTS", "REFIT_IDENTICAL_ENGINE_WEIGHTS", "OFFLOAD_MODULE_TO_CPU"),
+)
+"""What changes answers, engines or what their cache may give, and is not in our calls."""
+
+
+@pytest.mark.parametrize(
+    "version", ["", *(pytest.param(each, marks=pytest.mark.nightly) for each in TABLES["torch_tensorrt"]["older"])]
+)
+def test_tensorrt_computes_in_the_types_of_the_network(version: str) -> None:
+    found = sources("torch_tensorrt", version)
+    tree, compile_ = found.tree("torch_tensorrt.dynamo._defaults"), found.find("torch_tensorrt", "dynamo.compile")
+    assert tree is not None
+    assert isinstance(compile_, ast.FunctionDef)
+    given = (node for node in tree.body if isinstance(node, ast.Assign))
+    defaults = {ast.unparse(node.targets[0]): ast.unparse(node.value) for node in given}
+    assert {name: defaults.get(name, "False") for name in NEVER_BY_DEFAULT} == dict.fromkeys(NEVER_BY_DEFAULT, "False")
+    # `tensorrt._typing` sets this option. Where there is none, the network's types are all that there is.
+    takes_it = "use_explicit_typing" in {each.arg for each in compile_.args.kwonlyargs}
+    assert takes_it == ("USE_EXPLICIT_TYPING" in defaults) == ("ENABLED_PRECISIONS" in defaults)
+
+
 def test_tensorrt_names_what_it_has_taken() -> None:
     """By this name the engine sees whether any of a network went to TensorRT."""
     found = [text for path, text in sources("torch_tensorrt").texts() if "/dynamo/partitioning/" in path]

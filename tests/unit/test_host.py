@@ -125,7 +125,9 @@ def test_energy_adds_packages_and_survives_the_wrap(tmp_path: Path) -> None:
 
 # --- Versions of drivers and toolkits, of trees as the vendors' installations leave them on disk. CANN's files are as
 # people print them: version.cfg of 8.0.RC3, 8.0.0 and 8.0.T63 on public pages (`# version: 1.0` first),
-# ascend_toolkit_install.info of 8.2.RC1, 8.5.0 and 9.0.0 as Huawei's quick start says to read it.
+# ascend_toolkit_install.info of 8.2.RC1, 8.5.0 and 9.0.0 as Huawei's quick start says to read it; nnrt's and nnae's lie
+# where Huawei's pages on an inference host read them. ROCm 10's is of AMD's image dev-ubuntu-24.04:10.0.0-full, where
+# /opt/rocm/core is a link through /etc/alternatives and /opt/rocm/.info is missing.
 
 VERSION_CFG = """# version: 1.0
 runtime_running_version=[7.6.0.1.220:8.0.0]
@@ -141,6 +143,7 @@ os=linux
 path=/usr/local/Ascend/cann-9.0.0/aarch64-linux
 """
 CANN, TOOLKIT = "usr/local/Ascend/cann", "usr/local/Ascend/ascend-toolkit/latest"
+NNRT, NNAE = "usr/local/Ascend/nnrt/latest", "usr/local/Ascend/nnae/latest"
 
 
 @pytest.fixture(autouse=True)
@@ -157,12 +160,24 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({f"{TOOLKIT}/version.cfg": VERSION_CFG}, "8.0.0"),
         ({f"{TOOLKIT}/x86_64-linux/ascend_toolkit_install.info": INSTALL_INFO.replace("9.0.0", "8.2.RC1")}, "8.2.RC1"),
+        ({f"{NNRT}/aarch64-linux/ascend_nnrt_install.info": INSTALL_INFO}, "9.0.0"),
+        ({f"{NNAE}/ascend_nnae_install.info": INSTALL_INFO}, "9.0.0"),
         ({}, ""),
     ],
-    ids=["cann 9", "without the toolkit", "cann 8", "nothing there"],
+    ids=["cann 9", "without the toolkit", "cann 8", "nnrt alone", "nnae alone", "nothing there"],
 )
 def test_cann_is_known_by_the_version_that_huawei_gives_it(files: dict[str, str], version: str, tmp_path: Path) -> None:
     assert toolkit_version("cann", write(tmp_path, files)) == version
+
+
+def test_rocm_is_known_in_both_of_its_trees(tmp_path: Path) -> None:
+    ten = write(tmp_path / "10", {"opt/rocm/core-10.0/.info/version": "10.0.0\n"})
+    (ten / "etc/alternatives").mkdir(parents=True)
+    for link in ("opt/rocm/core", "etc/alternatives/core"):
+        (ten / link).symlink_to(ten / ("etc/alternatives/core" if link.startswith("opt") else "opt/rocm/core-10.0"))
+    assert toolkit_version("rocm", ten) == "10.0.0"
+    seven = write(tmp_path / "7", {"opt/rocm/.info/version": "7.2.4-91\n"})
+    assert (toolkit_version("rocm", seven), toolkit_version("dtk", seven)) == ("7.2.4", "")
 
 
 @pytest.mark.parametrize(

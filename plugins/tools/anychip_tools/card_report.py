@@ -68,7 +68,7 @@ def _toolkits() -> Iterator[dict[str, Any]]:
     places += facts.facts_module("drivers").CANN_FOLDERS
     for folder in sorted({Path(place).resolve() for place in (*places, "/opt/rocm", "/opt/dtk") if place}):
         paths = [path for depth in range(_DEPTH) for path in sorted(folder.glob("*/" * depth + "*"))]
-        telling = (path for path in paths if path.name.startswith(("version", "ascend_toolkit_install")))
+        telling = (path for path in paths if path.match("version*") or path.match("ascend_*_install.info"))
         small = [path for path in telling if path.is_file() and path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
         texts = {str(path.relative_to(folder)): path.read_text("utf-8", "replace") for path in small}
         if names := [str(path.relative_to(folder)) for path in paths[:_MOST_NAMES]]:

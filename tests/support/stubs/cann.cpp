@@ -98,6 +98,15 @@ API int aclrtMallocAlign32(void** p, size_t n, int) { return aclrtMalloc(p, n, 0
 API int aclrtFree(void* p) { return give(p) ? OK : BAD_PARAM; }
 API int aclrtMallocHost(void** p, size_t n) { return take(p, n, -1) ? OK : NO_MEMORY; }
 API int aclrtFreeHost(void* p) { return give(p) ? OK : BAD_PARAM; }
+// As acl_rt.h of CANN 9 has them. Mapped memory (2) begins on a page; torch_npu asks for no CANN older than 8.5 what an
+// address is, and the stub says no version: so to PyTorch this memory stays pageable.
+API int aclrtHostRegisterV2(void* p, uint64_t n, uint32_t flags) {
+  if (knobs.refuse_lock) return knobs.refuse_lock;
+  if (flags != 2 || uintptr_t(p) % 4096) return BAD_PARAM;
+  lock(p, n);
+  return OK;
+}
+API int aclrtHostUnregister(void* p) { return unlock(p) ? OK : BAD_PARAM; }
 API int aclrtGetMemInfo(int, size_t* f, size_t* t) {
   *f = unused(dev());
   *t = knobs.memory;

@@ -27,7 +27,7 @@ def kernels() -> int:
 def set_knob(name: str, value: int) -> None:
     """Set `memory`, `other`: bytes; `copy_us`: of an asynchronous copy; `fail`: the driver's error number, 0: none.
 
-    `refuse_lock`: the error number of CUDA's cudaHostRegister.
+    `refuse_lock`: the error number of cudaHostRegister, or of aclrtHostRegisterV2.
     """
     if not _DRIVER.stub_set(name.encode(), ctypes.c_int64(value)):
         raise ValueError(f"the stub has no knob {name!r}")
