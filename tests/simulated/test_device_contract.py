@@ -22,6 +22,7 @@ from tests.support.device_child import child, over, passed
 from tests.support.photographs import FILES, PHOTOGRAPHS
 from tests.support.service_process import running
 from tests.support.stub_drivers import cann, cudart
+from tests.support.vendor_sources import TABLES
 
 # A forked process has imported plug-ins of pytest before pytest did.
 FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
@@ -77,10 +78,16 @@ def test_ascend_without_torch_npu(photographs: str) -> None:
     assert ran >= KNOBS - {"test_out_of_memory_is_said_and_survived"}
 
 
-@pytest.mark.parametrize("stub", ["cuda", "npu"])
+OLDER = [pytest.param(f"npu-{each}", marks=pytest.mark.nightly) for each in TABLES["torch_npu"]["older"]]
+
+
+@pytest.mark.parametrize("stub", ["cuda", "npu", *OLDER])
 def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
     python, variables = over(stub)
-    assert run(photographs, "tests.support.stubs.plugin", stub, python, variables, "-k", "not resnet50") >= DRIVER
+    device_type = stub.partition("-")[0]
+    assert (
+        run(photographs, "tests.support.stubs.plugin", device_type, python, variables, "-k", "not resnet50") >= DRIVER
+    )
 
 
 def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:

@@ -1,13 +1,11 @@
 """torch_openreg, PyTorch's own example of a device outside torch, as an external vendor: a witness we did not write.
 
-Its memory is the host's, and no host code may touch it: what forgets a copy ends the process. PyTorch's folder
-test/cpp_extensions/open_registration_extension/torch_openreg says how to install it (docs/simulation.md).
+Its memory is the host's, and no host code may touch it: what forgets a copy ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import itertools
 import os
 import shutil
@@ -29,14 +27,9 @@ from tests.support.load import WAIT_S, Load, client_at, until
 from tests.support.null_service import assert_nothing_left, is_ready, metric
 from tests.support.photographs import PHOTOGRAPHS
 from tests.support.service_process import ServiceProcess, running
+from tests.support.stub_drivers import openreg
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch_openreg") is None,
-        reason="torch_openreg is not installed in this environment: it is in PyTorch's sources (docs/simulation.md)",
-    ),
-]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]  # The first one builds the package.
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "openreg:1"
@@ -54,7 +47,7 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     shutil.copytree(ROOT / "tests/support/openreg", source)
     command = ["pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
     subprocess.run([sys.executable, "-m", *command, str(source)], check=True, timeout=120)
-    return {"PYTHONPATH": os.pathsep.join(map(str, (target, ROOT, ROOT / "plugins/tools")))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (openreg(), target, ROOT, ROOT / "plugins/tools")))}
 
 
 def test_its_devices_pass_the_contract_suite(beside: dict[str, str], tmp_path: Path) -> None:
@@ -212,3 +205,29 @@ async def test_memory_is_flat_and_a_release_returns_what_its_hook_held(service: 
         [worker] = released.json()["workers"]
         assert worker["returned_bytes"]["2"] == taken, worker
         await holds(returned)
+
+
+LEAKING = f"""
+import threading, time, torch
+kept = []
+def leak():
+    while True:
+        time.sleep(0.05)
+        if torch.openreg.is_initialized():
+            kept.append(torch.ones({BALLAST}, dtype=torch.uint8, device="{DEVICE}"))
+threading.Thread(target=leak, daemon=True).start()
+"""
+
+
+async def test_a_leak_that_no_release_returns_ends_in_a_hand_over(beside: dict[str, str], tmp_path: Path) -> None:
+    """It does not say how much memory is used: the worker's own memory, which holds the device's, shows the leak."""
+    (tmp_path / "our_leak.py").write_text(LEAKING)
+    options = ("--models", small_classifier.written(tmp_path), "--device", DEVICE, "--plugins", "our_leak")
+    with running(tmp_path, *options, environment=beside) as service:
+        first = service.worker().pid
+        async with Load(service.url, small_classifier.PREDICT, FILES[0], CLIENTS) as load:
+            await until(lambda: metric(service, "anychip_handovers_total") >= 1)
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        assert service.worker().pid != first
+        assert metric(service, "anychip_cache_releases_total", trigger="resident") >= 1

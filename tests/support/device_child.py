@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.support import stub_drivers, warm
 
 ROOT = Path(__file__).parents[2]
-NPU_PYTHON = os.environ.get("ANYCHIP_TEST_NPU_PYTHON") or sys.executable
 
 
 def child(
@@ -37,10 +38,16 @@ def child(
 
 
 def over(stub: str) -> tuple[str | Path, dict[str, str]]:
+    """Return Python and the variables of a stub: `cuda`, `npu`, `npu-blocking`, or of an older torch_npu, `npu-2.10.0`."""
     if stub == "cuda":
         return sys.executable, stub_drivers.cudart(sys.executable)
-    variables = stub_drivers.cann(NPU_PYTHON)
-    return NPU_PYTHON, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
+    if stub in ("npu", "npu-blocking"):
+        variables = stub_drivers.cann(sys.executable)
+        return sys.executable, {**variables, "ASCEND_LAUNCH_BLOCKING": "1"} if stub == "npu-blocking" else variables
+    python = ROOT / ".venv-npu" / stub.removeprefix("npu-") / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is missing: make npu-environment")
+    return python, stub_drivers.cann(python)
 
 
 def passed(done: subprocess.CompletedProcess[str]) -> set[str]:

@@ -1,5 +1,7 @@
 """Build of the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware.
 
+And of torch_openreg, a device of PyTorch's own tests, which needs no stub.
+
 Owns: the compiler's commands, the cache of builds, the variables that a child process needs. A build serves one
 version of torch: its headers are compiled in. It is whole or missing, also if several processes build at once.
 
@@ -20,8 +22,10 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +35,10 @@ from tests.support.vendor_sources import wheel
 
 ROOT = Path(__file__).parents[2]
 STUBS = Path(__file__).parent / "stubs"
+OPENREG = "test/cpp_extensions/open_registration_extension/torch_openreg"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anychip-tests")
 TORCH_NPU = "2.14.0"
-"""The version that runs beside this environment's torch. Others: in a Python of their own, ANYCHIP_TEST_NPU_PYTHON."""
+"""The version that runs beside this environment's torch. Others have a Python of their own: make npu-environment."""
 _CANN_LIBRARIES = ("libhccl", "libacl_op_compiler", "libge_runner", "libgraph", "libacl_tdt_channel")
 _FLAGS = ("-O1", "-w", "-fPIC")
 
@@ -80,6 +85,50 @@ def cann(python: str | Path) -> dict[str, str]:
     variables = {} if torch.npu else {"PYTHONPATH": f"{ROOT}:{_torch_npu(torch)}"}
     folder = _built("cann", torch)
     return {**variables, "LD_LIBRARY_PATH": str(folder), "STUB_DIR": str(folder), "STUB_DEVICE": "npu"}
+
+
+def openreg() -> Path:
+    """Return a folder that holds torch_openreg, built for this Python's torch. Skip the test without its sources."""
+    torch = _torch(sys.executable)
+    version = torch.version.partition("+")[0]
+    named = os.environ.get("ANYCHIP_TEST_OPENREG_SOURCES")
+    try:
+        sources = (
+            Path(named) if named else _kept(CACHE / f"pytorch-{version}", lambda at: _clone(at, version)) / OPENREG
+        )
+    except RuntimeError as error:
+        pytest.skip(f"git gets no sources of PyTorch ({error}): ANYCHIP_TEST_OPENREG_SOURCES can name a folder")
+    # PyTorch's own CMake file wants CUDA's compiler wherever torch is built for CUDA.
+    return _kept(CACHE / f"openreg-{sources.parent.name}-torch{version}", lambda at: _build_openreg(at, sources, torch))
+
+
+def _clone(folder: Path, version: str) -> None:
+    sparse = ("--depth=1", "--filter=blob:none", "--sparse", f"--branch=v{version}")
+    _run(["git", "clone", "--quiet", *sparse, "https://github.com/pytorch/pytorch", str(folder)])
+    _run(["git", "-C", str(folder), "sparse-checkout", "set", OPENREG])
+
+
+def _build_openreg(folder: Path, sources: Path, torch: Torch) -> None:
+    package = folder / "torch_openreg"
+    shutil.copytree(sources / "torch_openreg", package, ignore=shutil.ignore_patterns("csrc"))
+    (package / "lib").mkdir(exist_ok=True)
+    headers = (sources, sources / "csrc", sources / "third_party/openreg", torch.folder / "include")
+    headers = (*headers, torch.folder / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    options = ("-std=c++20", "-fvisibility=hidden", *(f"-I{each}" for each in headers))
+    libraries = [f"-L{torch.folder / 'lib'}", f"-L{package / 'lib'}", "-lpthread", "-ltorch_cpu", "-lc10"]
+    parts = {"openreg": "third_party/openreg/csrc", "torch_openreg": "csrc", "torch_bindings": "torch_openreg/csrc"}
+    for name, part in parts.items():
+        files = [each for each in sorted((sources / part).rglob("*.cpp")) if "standalone" not in each.parts]
+        objects = [folder / f"{name}-{number}.o" for number in range(len(files))]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda file, to: _compile(*options, "-c", file, "-o", to), files, objects))
+        own = [f"-l{each}" for each in parts if (package / "lib" / f"lib{each}.so").exists()]
+        python = ["-ltorch_python"] if name == "torch_bindings" else []
+        to = ("-o", package / "lib" / f"lib{name}.so", "-Wl,-rpath,$ORIGIN")
+        _compile("-shared", *objects, *to, *own, *libraries, *python)
+    stub = (sources / "torch_openreg/csrc/stub.c", "-o", package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+    link = (f"-I{headers[-1]}", f"-L{package / 'lib'}", "-ltorch_bindings", "-Wl,-rpath,$ORIGIN/lib")
+    _compile("-x", "c", "-shared", *stub, *link)
 
 
 def _torch_npu(torch: Torch) -> Path:

@@ -36,6 +36,7 @@ def test_a_torch_that_cannot_be_imported_is_asked_in_a_child_and_its_remedy_is_k
     checks = {check.name: check for check in examine(SETTINGS)}
     assert checks["torch"].status == "FAIL"
     assert "/opt/hyhal" in checks["torch"].remedy
+    assert "plug-ins" in checks["torch"].detail  # plugins/ascend is one.
     assert {name for name, check in checks.items() if check.status == "SKIP"} == set(doctor._NEEDS_TORCH)
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 
-from anychip_base.extras import version
+from anychip_base.extras import entry_points, version
 from anychip_base.interpreter import python_command
 from anychip_tools import container, doctor_vendor, report
 from anychip_tools.compatibility import IMPORT_REMEDIES
@@ -135,6 +135,8 @@ def _torch(_: Settings) -> Check:
     if asked.returncode == 0:
         return Check("torch", "PASS", _line(asked.stdout))
     reason = _line(asked.stderr) or f"it ended its process, status {asked.returncode}"
+    if entry_points("anychip.backends"):
+        reason += "; what plug-ins know of their cards is checked once torch can be imported"
     return Check("torch", "FAIL", reason, _remedy(asked.stderr) or "install the torch that the device's vendor names")
 
 
