@@ -150,7 +150,8 @@ $(NPU_VENV)/2.10.0/.installed: BESIDE := torch==2.10.0 torchvision==0.25.0
 $(NPU_VENV)/2.12.0.post3/.installed: BESIDE := torch==2.12.0 torchvision==0.27.0
 $(NPU_VENV)/%/.installed:
 	$(PYTHON) -m venv $(NPU_VENV)/$*
-	$(NPU_VENV)/$*/bin/pip install --quiet --disable-pip-version-check torch_npu==$* $(BESIDE) pyyaml pytest pytest-asyncio pytest-timeout --editable . --editable plugins/ascend
+	$(NPU_VENV)/$*/bin/pip install --quiet --disable-pip-version-check $(BESIDE) pyyaml pytest pytest-asyncio pytest-timeout --editable . --editable plugins/ascend
+	$(NPU_VENV)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps torch_npu==$*  # It asks for torch's CPU build, which the registry lacks.
 	@touch $@
 
 $(AUDIT_VENV)/.installed:

@@ -184,7 +184,7 @@ async def test_a_killed_worker_and_a_hand_over_cost_nobody_an_answer(service: Se
             await asyncio.to_thread(act)
             await load.answers(50)
         assert set(load.outcomes) == {(200, "OK")}
-        await until(lambda: is_ready(service))
+        await until(lambda: is_ready(service) and len(service.workers()) == 1)
         assert service.worker().pid != pid
         assert metric(service, name, reason=reason) == 1
         assert_nothing_left(service)
