@@ -28,12 +28,12 @@ from models.contract.task_adapter import Takes, task_class
 from models.exports import layouts, library_files, witness
 from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, is_inside, resize_of, scored
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import NOTHING, check_axes, has_two_orders, located
 from models.exports.scale import at_first_layer, scale_of
-from models.onnx.file import DamagedError, OnnxFile, read_onnx
+from models.onnx.file import DamagedError, OnnxFile, Value, read_onnx
 from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxPart
 from models.onnx.operators import as_tensor
@@ -232,7 +232,7 @@ def _tried(
             pixels = pixels * 255
             outputs = run(pixels[:stated_batch])
     about = _normalised(about, entry)
-    if about.takes == "classes" and integers[0]:
+    if about.takes == "classes" and integers[0] and outputs[0][0].numel() == 1:
         raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
     if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
@@ -251,6 +251,12 @@ def _tried(
         _free(freed, core, tail)  # In its served form.
     given = [_batch(pictures, number, stated_batch) for number in range(witness.PICTURES)]
     found = [run(each) for each in given]
+    if stated_batch > 1:
+        others = run(torch.cat((pictures[:1], pixels[1:stated_batch])))
+        if not all(_agree(*pair) for pair in zip(found[0], others, strict=True) if len(pair[0]) == stated_batch):
+            raise ValueError(
+                f"its answer to an image depends on the others of its batch of {stated_batch}: export it anew"
+            )
     if any(bool(output.isnan().any()) for each in (outputs, *found) for output in each):
         raise ValueError(
             'its outputs for pictures or noise are not numbers (NaN): state what its input is, "input": "levels", or '
@@ -265,8 +271,10 @@ def _tried(
 
     if how.takes == "classes":
         how, note = scored(how, about.scores, _seen(clamped, pictures, found), is_layer=is_layer)
+        if integers[0] and not how.probabilities:
+            raise ValueError("its scores are whole numbers without one sum: let the network give them as floats")
     elif how.takes == "outputs":
-        if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1] == 1):
+        if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1:2] == (1,)):
             numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
             how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
     else:
@@ -365,10 +373,10 @@ def _as_tried(
 
 
 def _seen(run: Run, pictures: Tensor, found: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Return the first outputs, [n, numbers], for pictures; if all are in 0 to 1, for images far from pictures, too."""
+    """Return the first outputs, [n, numbers], for pictures; if none is below 0, for images far from pictures, too."""
     batch = len(found[0][0])
     seen = torch.cat([*(outputs[0].flatten(1) for outputs in found), _of_all(run, pictures[len(found) :], batch)])
-    if not is_inside(seen):
+    if (seen < 0).any():
         return seen
     far = _of_all(run, torch.cat((_FAR * pictures[:1], -_FAR * pictures[1:2])), batch)
     return torch.cat((seen, far[far.isfinite().all(1)]))
@@ -484,8 +492,7 @@ def example(file: Path) -> str:
         size, *_ = _input(onnx, None)
     except (WeightsError, ValueError):
         return ""
-    shapes = [value.shape or () for value in onnx.outputs]
-    task, classes = _likely(shapes)
+    task, classes = _likely(onnx.outputs, size or (0, 0))
     written = json.dumps({"task": task, "size": list(size or (224, 224))})
     names = f", and its {classes} labels, one a line, into {file.stem}.labels.txt" if classes else ""
     values = (*onnx.inputs, *onnx.outputs)
@@ -494,14 +501,24 @@ def example(file: Path) -> str:
     return f"To serve it as images, write {written} into {file.stem}.json beside it{names} (it has {seen})"
 
 
-def _likely(shapes: Sequence[Sequence[Any]]) -> tuple[str, int]:
-    """Return the most frequent task of outputs with these shapes, and the number of its classes, 0 if it has none."""
+def _likely(outputs: Sequence[Value], size: tuple[int, int]) -> tuple[str, int]:
+    """Return the most frequent task of such outputs for images of a size, and the number of its classes, 0 for none."""
+    shapes = [value.shape or () for value in outputs]
     ranks = sorted(len(shape) for shape in shapes)
     first = shapes[0] if shapes else ()
     last = first[1] if len(first) > 1 and isinstance(first[1], int) else 0
-    if ranks == [2]:
-        return ("regress", 0) if last == 1 else ("classify", last)
+    if ranks in ([1], [2], [2, 2]) or first[2:] == (1, 1):
+        return ("regress", 0) if ranks == [2] and last == 1 else ("classify", last)
     width = first[-1] if first and isinstance(first[-1], int) else 0
+    if len(first) == 4 and first[1:3] == size:
+        return "segment_semantic", width
+    if first[-2:] == size and len(first) < 5:
+        if len(first) == 4 and last > 1:
+            return "segment_semantic", last
+        is_class_map = len(ranks) > 1 or (outputs[0].dtype is not None and outputs[0].dtype.kind in "iu")
+        return ("segment_semantic" if is_class_map else "depth"), 0
+    if first[1:2] + first[3:] == (1, 7):  # SSD's rows.
+        return "detect", 0
     if (ranks in ([4], [3]) and last in (0, 1)) or (ranks == [3] and width > 100 and width % _CELLS):
         return ("depth", 0) if ranks == [4] or last == 0 else ("embed", 0)
     if ranks == [4]:
@@ -542,6 +559,14 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
     return _of_shape(shapes[0] if len(shapes) == 1 else None, kind is not None and kind.kind in "ui", size, seen)
 
 
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Return True if the first images of two batches have the same numbers, but for their last digits."""
+    one, other = one[:1], other[:1]
+    if one.shape != other.shape or not other.numel():
+        return False
+    return torch.allclose(one, other, rtol=0, atol=_AGREEMENT * float(other.abs().nan_to_num(posinf=0).max()) + 1e-6)
+
+
 def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bool:
     """Return True if images in a batch are answered as each is alone.
 
@@ -556,12 +581,7 @@ def _takes_batches(run: Run, tries: Sequence[Tensor], how: Interpretation) -> bo
         if any(each.ndim == 0 or len(each) != len(pixels) for each in together):
             return False
         pairs = [(each[row : row + 1], one[n]) for n, each in enumerate(together) for row, one in enumerate(alone)]
-        if not all(
-            row.shape[1:] == one.shape[1:]
-            and one.numel()
-            and torch.allclose(row, one, rtol=0, atol=_AGREEMENT * float(one.abs().nan_to_num(posinf=0).max()) + 1e-6)
-            for row, one in pairs
-        ):
+        if not all(_agree(*pair) for pair in pairs):
             return False
         if not how.suppressed or alone[-1][how.boxes].any():
             return True

@@ -34,6 +34,7 @@ MOST_DETECTIONS = 300
 """Most boxes in an answer of torchvision's detectors: at least as many as its own networks give (100 to 300)."""
 _LEAST_PROBABILITY = 1e-12
 _LEAST_TOTAL, _ROUNDED = 10.0, 0.05
+_SCALES = (100, 255)
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
@@ -167,6 +168,8 @@ def scored(
     of_total = bool(((outputs >= 0).all(1) & ((outputs.sum(1) - total).abs() <= off)).all())
     if of_total and total > _LEAST_TOTAL and not alone and not is_layer and stated != "logits":
         return replace(how, probabilities=True), f"its outputs have one sum, {total:.4g}: answered as shares of it"
+    if stated != "logits" and not is_layer:
+        _check_scale(outputs)
     if stated == "probabilities" and not inside:
         least, most = float(outputs.min()), float(outputs.max())
         raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')
@@ -189,6 +192,8 @@ def mapped(
     """
     most, count = float(seen.max()), len(about.labels or ())
     is_whole, of_classes = bool((seen == seen.round()).all() and seen.min() >= 0), axes == 3 or integers
+    if not is_whole and about.scores != "logits":
+        _check_scale(seen)
     if of_classes and not is_whole:
         raise ValueError("its map [n, h, w] has fractions or numbers below 0: let the network give scores [n, 1, h, w]")
     if of_classes or (is_whole and not is_layer and (most > 1 or count > 2)):
@@ -200,6 +205,17 @@ def mapped(
     if is_whole and not count:
         raise ValueError("its map has 0 and 1 alone, as a mask or as numbers of classes: state labels, two for a mask")
     return replace(how, probabilities=True), "its output is a probability, and is read as it is"
+
+
+def _check_scale(seen: Tensor) -> None:
+    """Raise ValueError for numbers within 0 to 100 or 255, which logits leave where the input is multiplied."""
+    least, most = float(seen.min()), float(seen.max())
+    scale = next((each for each in _SCALES if most <= each * (1 + _WHOLE)), 0)
+    if least >= 0 and most > _LEAST_TOTAL and scale:
+        raise ValueError(
+            f"its scores are {least:.3g} to {most:.3g}, as a sigmoid's times {scale}: divide them by {scale} in the "
+            'network, or state "scores": "logits"'
+        )
 
 
 def _logits(how: Interpretation, given: Tensor) -> Tensor:

@@ -284,18 +284,35 @@ def test_two_labels_of_one_number_are_no_and_yes(tmp_path: Path) -> None:
     assert scores_of(model) == pytest.approx([1 - said, said], abs=1e-4)
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_the_number_of_a_class_is_refused(tmp_path: Path, keeps: bool) -> None:
-    class Number(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = network([4.0, 0.0, -1.0], None)
+class Ended(nn.Module):
+    def __init__(self, end: Any) -> None:
+        super().__init__()
+        self.layers, self.end = network([4.0, 0.0, -1.0], None), end
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.argmax(self.layers(x), 1, keepdim=keeps)
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.end(self.layers(x))
+        return answer
 
-    with pytest.raises(Exception, match=r"the number of a class \(ArgMax\): export the network with its scores"):
-        classifier_of(tmp_path, Number(), PLAIN)
+
+@pytest.mark.parametrize(
+    ("end", "said", "batch"),
+    [
+        (lambda scores: scores.argmax(1), r"the number of a class \(ArgMax\): export the network with its scores", 1),
+        (lambda scores: scores.argmax(1, keepdim=True), r"the number of a class \(ArgMax\)", 1),
+        (lambda scores: scores.round().int(), "whole numbers without one sum", 1),
+        (lambda scores: 100 * scores.sigmoid(), "as a sigmoid's times 100: divide them by 100", 1),
+        (lambda scores: scores / scores.norm(dim=0, keepdim=True), "depends on the others of its batch of 4", 4),
+    ],
+)
+def test_what_is_no_score_of_one_image_is_refused(tmp_path: Path, end: Any, said: str, batch: int) -> None:
+    with pytest.raises(Exception, match=said):
+        opened(written(tmp_path / "m.onnx", Ended(end), torch.rand(batch, 3, SIDE, SIDE), PLAIN))
+
+
+def test_shares_in_bytes_are_scores(tmp_path: Path) -> None:
+    layers = Ended(lambda scores: (255 * scores.softmax(1)).round().to(torch.uint8))
+    said = layers(EVEN.permute(0, 3, 1, 2).float() / 255)[0] / 255
+    assert scores_of(classifier_of(tmp_path, layers, PLAIN)) == pytest.approx(said.tolist(), abs=0.005)
 
 
 class ClassMap(nn.Module):

@@ -220,7 +220,7 @@ def test_probabilities_as_bytes_are_answered_as_shares_of_one() -> None:
     assert scores == pytest.approx([0.0547, 0.457, 0.4297, 0.0586], abs=1e-4)
     assert not each
     assert "have one sum, 255" in note
-    softmax, _, note = read([[14.0, 117.0, 110.0, 15.0], [0.0, 155.0, 0.0, 0.0]])
+    softmax, _, note = read([[14.0, 117.0, 110.0, 15.0], [0.0, 155.0, 0.0, 0.0]], "logits")
     assert (softmax[1], note) == (pytest.approx(0.9991, abs=1e-4), "")
 
 
@@ -233,6 +233,9 @@ def test_what_is_stated_holds_where_it_can() -> None:
     assert read([[0.9, 0.4]], "probabilities") == (pytest.approx([0.9, 0.4], abs=1e-6), True, "")
     assert read([[0.9, 0.4]], "sigmoid") == (pytest.approx([0.9, 0.4], abs=1e-6), True, "")
     assert read([[2.0, -1.0]], "sigmoid") == (pytest.approx([0.8808, 0.26894], abs=1e-5), True, "")
+    for stated in (None, "sigmoid", "probabilities"):
+        with pytest.raises(ValueError, match='divide them by 255 in the network, or state "scores": "logits"'):
+            read([[70.0, 255.0], [0.0, 9.0]], stated)
     with pytest.raises(ValueError, match='-1 to 2, which are no "probabilities"'):
         read([[2.0, -1.0]], "probabilities")
 
