@@ -113,7 +113,7 @@ for _name, _on_tensors, _on_numbers in (
     ("Add", torch.add, lambda a, b: a + b),
     ("Sub", torch.sub, lambda a, b: a - b),
     ("Mul", torch.mul, lambda a, b: a * b),
-    ("Div", _divided, lambda a, b: a // b),
+    ("Div", _divided, lambda a, b: a // b if (a < 0) == (b < 0) else -(-a // b)),
     ("Mod", torch.remainder, lambda a, b: a % b),
     ("Pow", _power, lambda a, b: a**b),
     ("Equal", torch.eq, lambda a, b: a == b),

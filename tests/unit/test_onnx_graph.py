@@ -16,6 +16,7 @@ from models.contract.errors import WeightsError
 from models.onnx.file import Node, OnnxFile, Value, read_onnx
 from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxGraph, load_onnx
+from models.onnx.operators import OPERATORS
 from tests.support import exports_of_networks
 
 onnx = pytest.importorskip("onnx")
@@ -281,3 +282,7 @@ def test_another_question_stays(changes: dict[str, Any]) -> None:
     found = as_detector(guarded(**changes))
     assert found is not None
     assert "If" in [node.operator for node in found.nodes]
+
+
+def test_whole_numbers_of_shapes_are_divided_towards_zero() -> None:
+    assert OPERATORS["Div"]([[7, -7, 7, -7, -12], [2, 2, -2, -2, 2]], {}) == [3, -3, -3, 3, -6]
