@@ -214,7 +214,7 @@ kept = []
 def leak():
     while True:
         time.sleep(0.05)
-        if torch.openreg.is_initialized():
+        if hasattr(torch, "openreg") and torch.openreg.is_initialized():
             kept.append(torch.ones({BALLAST}, dtype=torch.uint8, device="{DEVICE}"))
 threading.Thread(target=leak, daemon=True).start()
 """
