@@ -38,7 +38,7 @@ def child(
 
 
 def over(stub: str) -> tuple[str | Path, dict[str, str]]:
-    """Return Python and the variables of a stub: `cuda`, `npu`, `npu-blocking`, or an older torch_npu's `npu-2.10.0`."""
+    """Return Python and variables of a stub: `cuda`, `npu`, `npu-blocking`, or an older torch_npu's `npu-2.10.0`."""
     if stub == "cuda":
         return sys.executable, stub_drivers.cudart(sys.executable)
     if stub in ("npu", "npu-blocking"):
