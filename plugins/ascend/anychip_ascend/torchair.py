@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -64,28 +63,18 @@ class TorchairEngine(Engine):
                     cache_dir=str(own),
                     ge_cache=True,  # Keeps GE's own result, too, not only PyTorch's traced graph.
                 )
-                return _by_cache(network, device, batch_sizes, compile_cached)
+                by_size: dict[int, Call] = {}
+                with torch.inference_mode():
+                    for size in reversed(batch_sizes):
+                        made = by_size[size] = compile_cached(MethodType(_own_function(size), network))
+                        made(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
+                return by_size
 
             machine = f"{_versions()} {device_kind(device)}"
             compiled = with_own_folder(
                 build, "torchair", options, network=network, precision=precision, machine=machine
             )
         return StreamedExecutable(device, network.input_shape, compiled)
-
-
-def _by_cache(
-    network: Network,
-    device: str,
-    batch_sizes: tuple[int, ...],
-    compile_cached: Callable[..., Callable[[Tensor], Any]],
-) -> dict[int, Call]:
-    by_size: dict[int, Call] = {}
-    with torch.inference_mode():
-        for size in reversed(batch_sizes):
-            made = compile_cached(MethodType(_own_function(size), network))
-            made(torch.zeros((size, *network.input_shape), dtype=torch.uint8, device=device))
-            by_size[size] = made
-    return by_size
 
 
 def _forward(self: Any, pixels: Tensor) -> tuple[Tensor, ...]:
