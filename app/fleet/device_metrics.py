@@ -75,10 +75,10 @@ class DeviceMetrics:
         self._show(stats.telemetry)
         if worker == next(iter(self._stats)):  # One of several workers on a device is enough.
             then = before.telemetry if before else stats.telemetry
-            self._count(metrics.device_energy_joules, (), "energy_joules", then, stats.telemetry)
+            self._count(metrics.device_energy_joules, "energy_joules", then, stats.telemetry)
             for kind, name in MEMORY_ERRORS.items():
-                self._count(metrics.device_memory_errors, (kind,), name, then, stats.telemetry)
-            self._count(metrics.device_driver_errors, (), "driver_errors", then, stats.telemetry)
+                self._count(metrics.device_memory_errors, name, then, stats.telemetry, kind)
+            self._count(metrics.device_driver_errors, "driver_errors", then, stats.telemetry)
         for operator, count in stats.fallbacks.items():
             new = count - (before.fallbacks.get(operator, 0) if before else 0)
             name = operator if operator in _operators() else "other"
@@ -110,12 +110,7 @@ class DeviceMetrics:
             self._metrics.device_throttled.labels(*self._labels, reason).set(telemetry.get(name, nan))
 
     def _count(
-        self,
-        counter: Counter,
-        labels: tuple[str, ...],
-        name: str,
-        then: Mapping[str, float],
-        now: Mapping[str, float],
+        self, counter: Counter, name: str, then: Mapping[str, float], now: Mapping[str, float], *labels: str
     ) -> None:
         """Add the increase since the worker's report before; skip a value that is not in the report."""
         if name in now:
