@@ -62,9 +62,9 @@ class ProgramExecutable(Executable):
     def __init__(self, device: str, batch_sizes: tuple[int, ...], network: Network, program: Program) -> None:
         super().__init__(device, batch_sizes, network.input_shape)
         self._program = program
-        self._takes = [take for _, take in unpacking(network)] if _is_whole(network) else []
-        self._batched = not _is_whole(network) or is_batched(network)
-        self._finished = None if _is_whole(network) else cast(FinishedNetwork, network)
+        self._finished = cast(FinishedNetwork, network) if form_of(network) == "finished" else None
+        self._takes = [] if self._finished is not None else [take for _, take in unpacking(network)]
+        self._batched = self._finished is not None or is_batched(network)
 
     def buffer(self, rows: int) -> Pixels:
         item_bytes = int(np.prod(self._input_shape))
@@ -110,7 +110,3 @@ class ProgramExecutable(Executable):
 
     def _release(self) -> None:
         self._program.close()
-
-
-def _is_whole(network: Network) -> bool:
-    return form_of(network) != "finished"
