@@ -113,12 +113,6 @@ class DecoderProcess(SupervisedChild):
         token = self.inbox.working_on
         return None if token is None or token not in self.sent else self.sent[token][0]
 
-    def clear(self) -> list[PendingImage]:
-        """Take back all images; return them."""
-        images = [image for image, _ in self.sent.values()]
-        self.sent.clear()
-        return images
-
     async def begin(self) -> None:
         """Fork it; it is ready at once. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -162,7 +156,8 @@ class DecoderProcess(SupervisedChild):
 
     def gone(self) -> None:
         """Report its images, and the one to blame."""
-        begun, had = self.working_on, self.clear()
+        begun, had = self.working_on, [image for image, _ in self.sent.values()]
+        self.sent.clear()
         self.inbox.close()
         if self.cause is Cause.STOPPED:
             self._of.fail(had, "the service stops")

@@ -202,7 +202,8 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
         await turns()
         lost, other = decoders.ready
         lost.end("it ended")
-        culprit, left = lost.clear()
+        culprit, left = (image for image, _ in lost.sent.values())
+        lost.sent.clear()
         decoders.drop(left)
         decoders.lost([culprit, left], culprit, hung=hung)
         assert counted == [reason]
