@@ -170,7 +170,7 @@ class Fleet:
             self.scheduler,
             self._workers,
             metrics,
-            changed=self._residents_changed,
+            changed=self._membership_changed,
             refuse=self.dispatcher.refuse_waiting,
             load_timeout_s=settings.start_timeout_s,
         )
@@ -214,10 +214,6 @@ class Fleet:
             self._metrics.model_memory_budget_bytes.labels(worker.device).set((budgets[-1] + pinned) * each)
         if reason := await self.residents.begin(min(budgets), known):
             raise ChildStartError(reason)
-
-    def _residents_changed(self) -> None:
-        self._membership_changed()
-        self.dispatcher.dispatch_soon()
 
     def _keep_sizes(self, device: str, sizes: Mapping[int, tuple[int, ...]]) -> None:
         """Keep the batch sizes that a worker has found, by the model's number, for the next start. Not for the loop."""
@@ -280,7 +276,6 @@ class Fleet:
         self._leave_out(worker)
         self._membership_changed()
         log.info("%s is ready: %s", worker.name, worker.plan.device.name)
-        self.dispatcher.dispatch_soon()
         self._keep_in_background(worker, [*loaded.values()])
         self.residents.worker_ready()
         if worker.is_staged:
@@ -312,6 +307,7 @@ class Fleet:
     def _membership_changed(self) -> None:
         self._served_states.show(self._workers.values())
         self.dispatcher.files.workers_changed()
+        self.dispatcher.dispatch_soon()
 
     def worker_said(self, worker: WorkerProcess, message: FromWorker) -> None:  # noqa: D102
         match message:
