@@ -20,7 +20,7 @@ from typing import NamedTuple
 from anychip_base.interpreter import python_command
 from app import clock
 from app.processes.breaker import BACKOFF_S
-from app.processes.forking import FORKED, NOT_FORKED, READY, event_in, pack_request
+from app.processes.forking import FORKED, NOT_FORKED, READY, REQUEST, event_in
 from app.processes.packing import write_packed
 from app.processes.place import Child, ChildStatus, SupervisedChild, Supervisor
 
@@ -95,7 +95,7 @@ class _Forker(SupervisedChild):
         try:
             if self._control is None:
                 raise ConnectionResetError("the process that forks has ended")
-            socket.send_fds(self._control, [pack_request(number, fresh=fresh)], descriptors)
+            socket.send_fds(self._control, [REQUEST.pack(number, fresh)], descriptors)
         except BlockingIOError:
             pass  # It does not read: a later look finds it silent.
         except OSError as error:

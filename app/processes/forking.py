@@ -26,7 +26,7 @@ from app.processes.packing import read_packed
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _EVENT = struct.Struct("<BIii")
-_REQUEST = struct.Struct("<I?")
+REQUEST = struct.Struct("<I?")  # The child's number, and whether it is a fresh interpreter; descriptors go beside it.
 READY, FORKED, NOT_FORKED = 1, 2, 3
 _LOOK_S = 0.0002
 _MOST_DESCRIPTORS = 253  # SCM_MAX_FD: so many go with one packet.
@@ -46,11 +46,6 @@ class Event(NamedTuple):
 def event_in(packet: bytes) -> Event:
     """Decode the event of a packet."""
     return Event._make(_EVENT.unpack(packet))
-
-
-def pack_request(number: int, *, fresh: bool = False) -> bytes:
-    """Encode a request for a child, or for a `fresh` interpreter; its descriptors go beside it."""
-    return _REQUEST.pack(number, fresh)
 
 
 def end_with(run: Callable[[], None]) -> NoReturn:
@@ -162,7 +157,7 @@ def fork_on_request(control: socket.socket, server: int, child: Main, fresh: Mai
         packet, descriptors = received(control)
         if not packet:
             return
-        number, is_fresh = _REQUEST.unpack(packet)
+        number, is_fresh = REQUEST.unpack(packet)
         if not number:
             _say(control, READY)
             continue
