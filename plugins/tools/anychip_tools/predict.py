@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
-from anychip_tools.prediction.files import LINES, FileOutcome, ImageSource, Journal, check_format, convert, find_images
+from anychip_tools.prediction.files import LINES, FileOutcome, Journal, check_format, convert, find_images
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, absent
@@ -166,9 +166,7 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
         left = None if count is None else max(0, count - journal.done)
         task = progress.add_task(predictor.model, total=left)
         shown_s = 0.0
-        sources: Iterator[ImageSource] = find_images(parsed.images)
-        if journal.done:
-            sources = (each for each in sources if not journal.holds(each.path))
+        sources = (each for each in find_images(parsed.images) if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
             journal.write(outcome, predictor.weights)
             drawings.add(outcome)
