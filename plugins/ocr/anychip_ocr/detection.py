@@ -8,15 +8,13 @@ from typing import Any
 import cv2
 import numpy as np
 
-from anychip_ocr.quadrilaterals import Thresholds, found_in, in_image, pages, reading_order
+from anychip_ocr.quadrilaterals import GREY, Thresholds, found_in, in_image, pages, reading_order
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
 from models.contract.task_adapter import AdaptedFile, TaskAdapter
 
 STEP = 32
 """Divisor of a network input's sides."""
-GREY = 127
-"""Level outside the image, closest to 0 after normalisation."""
 _LEAST_SIDE, _MOST_SIDE = 736, 2000
 _MOST_PIXELS = 5 << 20
 _SAME_PIXELS = 3

@@ -8,7 +8,6 @@ from typing import Any
 import cv2
 import numpy as np
 
-from anychip_ocr.detection import GREY
 from anychip_ocr.quadrilaterals import lines, place_line
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
@@ -43,7 +42,7 @@ class TextDirection(TaskAdapter):
         if self.stretch:
             out[...] = cv2.resize(np.ascontiguousarray(image), out.shape[1::-1])
         else:
-            place_line(image, out, GREY)
+            place_line(image, out)
         return Placement(width, height)
 
     def postprocess(self, outputs: Sequence[Array], placement: Placement, options: Options) -> Mapping[str, Any]:

@@ -14,6 +14,8 @@ import numpy as np
 from models.contract.cascade import Region
 from models.contract.model import Array
 
+GREY = 127
+"""Level outside the image, closest to 0 after normalisation."""
 _LEAST_SIDE = 3.0  # For a box in the map; two more after its expansion.
 _LEAST_PIXELS = 3  # For a side in the image: a quadrilateral must have more.
 _SAME_LINE_PIXELS = 10
@@ -104,13 +106,13 @@ def resized_width(ratio: float, height: int, most: int) -> int:
     return max(1, min(most, int(np.ceil(height * ratio))))
 
 
-def place_line(image: Array, out: Array, level: int) -> None:
-    """Place a line in a network's input: full height, from the left, the rest filled with a grey level; BGR."""
+def place_line(image: Array, out: Array) -> None:
+    """Place a line in a network's input: full height, from the left, the rest grey; BGR."""
     height, most = out.shape[:2]
     width = resized_width(image.shape[1] / image.shape[0], height, most)
     resized = cv2.resize(np.ascontiguousarray(image), (width, height))
     out[:, :width] = resized[..., ::-1]
-    out[:, width:] = level
+    out[:, width:] = GREY
 
 
 def bucket_of(size: int, buckets: Sequence[int]) -> int:
@@ -144,20 +146,20 @@ _PAPER, _INK = (244, 246, 250), (40, 30, 25)
 
 def lines() -> Sequence[Array]:
     """Draw one line an image."""
-    return [_drawn((44, 22 * len(text)), [(text, (8, 31))], 1.0) for text in _TEXTS]
+    return [_drawn((44, 22 * len(text)), [(text, (8, 31))]) for text in _TEXTS]
 
 
 def pages(height: int, width: int) -> Sequence[Array]:
     """Draw two pages that fill an input of this size, with lines in two columns, one of them turned."""
     rows = range(60, height - 40, 70)
     places = [(column, row) for row in rows for column in (40, width // 2)]
-    upright = _drawn((height, width), [(_TEXTS[number % len(_TEXTS)], at) for number, at in enumerate(places)], 1.0)
+    upright = _drawn((height, width), [(_TEXTS[number % len(_TEXTS)], at) for number, at in enumerate(places)])
     turn = cv2.getRotationMatrix2D((width / 2, height / 2), 8, 1)
     return [upright, cv2.warpAffine(upright, turn, (width, height), borderValue=_PAPER)]
 
 
-def _drawn(size: tuple[int, int], texts: Sequence[tuple[str, tuple[int, int]]], scale: float) -> Array:
+def _drawn(size: tuple[int, int], texts: Sequence[tuple[str, tuple[int, int]]]) -> Array:
     image = np.full((*size, 3), _PAPER, np.uint8)
     for text, at in texts:
-        cv2.putText(image, text, at, cv2.FONT_HERSHEY_SIMPLEX, scale, _INK, 2, cv2.LINE_AA)
+        cv2.putText(image, text, at, cv2.FONT_HERSHEY_SIMPLEX, 1.0, _INK, 2, cv2.LINE_AA)
     return image

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anychip_ocr.detection import GREY
 from anychip_ocr.quadrilaterals import lines, place_line
 from models.contract.measures import Limits
 from models.contract.model import Array, Options, Placement
@@ -58,7 +57,7 @@ class TextRecognition(TaskAdapter):
         return {"distance": edits / max(1, sum(len(text) for text, _ in wanted)), "score": max(errors, default=0.0)}
 
     def place(self, image: Array, out: Array, width: int, height: int) -> Placement:
-        place_line(image, out, GREY)
+        place_line(image, out)
         return Placement(width, height)
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
