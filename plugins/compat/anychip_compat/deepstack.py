@@ -102,10 +102,7 @@ async def custom(request: Request, model: str) -> Response:
 
 def _first(request: Request, finds: Finds) -> str:
     link: Link = request.app.state.link
-    for name, served in link.models.items():
-        if served.model.finds == finds:
-            return name
-    return ""
+    return next((name for name, served in link.models.items() if served.model.finds == finds), "")
 
 
 async def _answered(request: Request, model: str) -> Response:

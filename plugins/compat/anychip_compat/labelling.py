@@ -98,8 +98,7 @@ async def label(request: Request) -> Response:
         call = LabellingCall(AsgiRequest.of(request), first)
         answer = await ingress.answer(call)
     except ServiceError as error:
-        body, headers = as_json({"success": False, "error": {"code": error.code, "message": error.message}})
-        response = as_response((body, headers))
+        response = as_response(as_json({"success": False, "error": {"code": error.code, "message": error.message}}))
         response.status_code = 503 if error.code in _FULL else 200
         return response
     [prediction] = answer.predictions
