@@ -183,11 +183,8 @@ def computed_on_cpu(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         if argument.alias_info is not None and argument.alias_info.is_write:
             for tensor in pytree.tree_leaves(given[argument.name]):
                 if id(tensor) in copies:
-                    _fill(tensor, copies[id(tensor)][1])
+                    written = copies[id(tensor)][1]
+                    if tensor.shape != written.shape:  # As `out=` does.
+                        tensor.resize_(written.shape)
+                    tensor.copy_(written)
     return pytree.tree_map(back, result)
-
-
-def _fill(target: Tensor, result: Tensor) -> Tensor:
-    if target.shape != result.shape:  # As `out=` does.
-        target.resize_(result.shape)
-    return target.copy_(result)
