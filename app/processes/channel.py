@@ -256,13 +256,12 @@ class Talk:
         if descriptor >= 0 or self._out_bytes > _PACKET_BYTES:
             self.flush(descriptor)
 
-    def flush(self, *descriptors: int) -> None:
+    def flush(self, descriptor: int = -1) -> None:
         """Send what was said."""
         out, self._out, self._out_bytes = self._out, [], 0
-        descriptors = tuple(each for each in descriptors if each >= 0)
+        descriptors = (descriptor,) if descriptor >= 0 else ()
         if self.ended.done():
-            for each in descriptors:
-                os.close(each)
+            close_all(descriptors)
         elif out:
             try:
                 with contextlib.suppress(OSError):  # The other end is gone: its last messages are still to be read.
