@@ -102,10 +102,7 @@ async def spawn(begin: Begin, descriptors: Sequence[int] = (), *, forks: bool) -
 
 
 async def pack(content: object, kind: str) -> int:
-    """Write `content` to memory of this name, for `read_packed`; return its descriptor, the caller's to close.
-
-    Raises TypeError for what is more than data, OSError.
-    """
+    """Call `write_packed` outside the loop; cancelled, it leaves no descriptor open. Raises TypeError, OSError."""
     packing = asyncio.ensure_future(asyncio.to_thread(write_packed, content, kind))
     try:
         return await asyncio.shield(packing)
