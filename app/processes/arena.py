@@ -36,8 +36,7 @@ class Arena:
     def __init__(self, pools: Sequence[Pool], memories: Sequence[int] | None = None) -> None:
         """Make the pools. The system gives memory when a slot is first used.
 
-        `memories`: which memory each pool lies in, from 0; None: all in one. A process that has one sees nothing of the
-        others.
+        `memories`: which memory each pool lies in, from 0; None: all in one.
         """
         for slot_bytes, count in pools:
             if slot_bytes < 1 or count < 1:
