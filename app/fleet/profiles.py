@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("anychip.service")
 
-_FOOTPRINTS = "footprints"
-"""Folder of footprints in the cache."""
 OF_MODEL = ("engine", "precision", "batch_sizes")
 """Settings that may differ from model to model."""
 OF_SERVICE = ("decoders", "workers_per_device")
@@ -231,7 +229,7 @@ def in_words(size_bytes: float) -> str:
 def _footprint_path(settings: Settings, choice: Choice, model: Model) -> Path:
     given = {name: str(getattr(settings, name)) for name in ("engine", "precision", "batch_sizes", "simulate")}
     valid_for = {**surroundings(settings, choice, model), **given, "form": type(model).__name__}
-    return path_of(settings, _FOOTPRINTS, valid_for)
+    return path_of(settings, "footprints", valid_for)
 
 
 def _read_footprint(path: Path) -> Footprint | None:
