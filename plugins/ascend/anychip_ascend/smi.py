@@ -54,13 +54,6 @@ def parse_map(text: str) -> list[tuple[int, int, int]]:
     return chips
 
 
-def parse_care(*texts: str) -> Telemetry:
-    """Parse `npu-smi info -t health`, `-t memory`, `-t ecc` of one chip -> health, memory temperature and errors."""
-    said = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
-    status = first(said, ("Health Status", "Health")).upper()
-    return replace(telemetry(said, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))
-
-
 def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
     """Read telemetry by logic id, the driver's number without ASCEND_RT_VISIBLE_DEVICES. Raises ToolError.
 
@@ -77,5 +70,9 @@ def read(tool: Tool, wanted: Collection[int] = ()) -> dict[int, Telemetry]:
 
 
 def _care(tool: Tool, npu: int, chip: int) -> Telemetry:
+    """Return the health, memory temperature and errors of one chip."""
     place = ("-i", str(npu), "-c", str(chip))
-    return parse_care(*(tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")))
+    texts = [tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")]
+    said = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
+    status = first(said, ("Health Status", "Health")).upper()
+    return replace(telemetry(said, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))
