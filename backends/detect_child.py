@@ -18,8 +18,7 @@ from typing import Any
 
 def pci_address(properties: Any) -> str:
     """Return the address in `lspci -D`'s form; "" if PyTorch has none (torch.cuda has pci_bus_id from 2.8 on)."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    domain, bus, device = numbers
+    domain, bus, device = (getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device"))
     if domain is None or bus is None or device is None:
         return ""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
