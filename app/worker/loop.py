@@ -83,7 +83,7 @@ class Worker:
             if under_way is not None:
                 self._answer(self._finish(under_way))
             under_way = following
-            self._memory.held(self._loader.more_bytes())
+            self._memory.guard.held(self._loader.more_bytes())
             match message:
                 case Run() if following is None:
                     self._answer(self._run(message))

@@ -259,20 +259,20 @@ class MemoryWatch:
         self._memory: Memory = Memory(0, 0, 0, 0)  # The last known level.
         self._silent: set[str] = set()  # Queries whose last call failed.
         self._forced = Released("out_of_memory", {}, {})  # By releases that a batch forced since the last answer.
-        self._guard = Guard(policy, self._level(), time.monotonic(), shared=backend.facts.host_memory)
+        self.guard = Guard(policy, self._level(), time.monotonic(), shared=backend.facts.host_memory)
 
     def after_batch(self, send: Callable[[FromWorker], None]) -> None:
         """Look at the memory after a batch's answer was sent, and do what the guard says. Raises DeviceLostError."""
-        self._guard.after_batch()
+        self.guard.after_batch()
         if self._forced.returned:
             send(self._forced)
             self._forced = Released("out_of_memory", {}, {})
         started_s = time.monotonic()
-        if not self._guard.due(started_s):
+        if not self.guard.due(started_s):
             return
         level = self._level()
         now_s = time.monotonic()
-        step = self._guard.look(level, now_s, now_s - started_s)
+        step = self.guard.look(level, now_s, now_s - started_s)
         if step is None:
             return
         report = Released(step.trigger, {}, {})
@@ -280,16 +280,12 @@ class MemoryWatch:
             started_s = time.monotonic()
             level = self._climb(step, level, report)
             now_s = time.monotonic()
-            step = self._guard.released(step, level, now_s, now_s - started_s)
+            step = self.guard.released(step, level, now_s, now_s - started_s)
         if report.returned:
             send(report)
         if step is not None:
             self.leaks = True
             send(HandOver(step.trigger))
-
-    def held(self, more_bytes: int) -> None:
-        """Tell the guard of a model that was loaded and takes so much; negative: unloaded."""
-        self._guard.held(more_bytes)
 
     def release(self) -> Released:
         """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
@@ -309,7 +305,7 @@ class MemoryWatch:
 
     def exhausted(self) -> bool:
         """Return True if only the worker's end helps the smallest batch to memory. Raises DeviceLostError."""
-        self.leaks = self.leaks or self._guard.exhausted(self._level())
+        self.leaks = self.leaks or self.guard.exhausted(self._level())
         return self.leaks
 
     def stats(self) -> Stats:
