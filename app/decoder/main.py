@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from app import logs
 from app.decoder.messages import PACKET_BYTES, DecodePlan, Inbox, Job
-from app.processes.channel import reader, to_packet
+from app.processes.channel import close_all, reader, to_packet
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
 
@@ -82,9 +82,8 @@ def prepare_to_decode() -> None:
 
 def _close_all_but(*kept: int) -> None:
     """Close all descriptors but the streams and those kept: the starter of the service may have left others open."""
-    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
-        with contextlib.suppress(OSError):  # The one that listed them is closed already.
-            os.close(descriptor)
+    # The one that listed them is closed already.
+    close_all({int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept})
 
 
 def _leave_streams() -> None:

@@ -37,7 +37,7 @@ from app.decoding.waiting import (
 from app.images.header import ImageTooLargeError, InvalidImageError
 from app.prepared import DECODERS
 from app.processes.arena import Arena
-from app.processes.channel import reader, to_packet
+from app.processes.channel import close_all, reader, to_packet
 from app.processes.fork_server import Begun, ForkServer, begin
 from app.processes.packing import write_packed
 from app.processes.place import Cause, ChildStatus, SupervisedChild, Supervisor
@@ -73,8 +73,7 @@ def _begin_fork_server(plan: DecodePlan, arena: Arena) -> Begun:
         try:
             socket.send_fds(begun.control, [b"plan"], [written, *shared])
         finally:
-            for each in shared:
-                os.close(each)
+            close_all(shared)
     except BaseException:
         begun.end()
         raise

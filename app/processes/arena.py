@@ -6,7 +6,6 @@ read; only a slot number is sent. Pools lie in one memory or in several: a proce
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -15,6 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from app.processes.channel import close_all
 
 _ALIGNMENT_BYTES = 4096  # A slot on its own pages never shares a cache line or a page with a neighbour.
 _LEAST_BITS, _KEPT_BITS = 12, 20
@@ -90,9 +91,7 @@ class Arena:
         """Close the descriptors; the memory goes with the last array that uses it. Idempotent."""
         if self._slots is not None:
             self._slots = None
-            for each in self._descriptors:
-                with contextlib.suppress(OSError):
-                    os.close(each)
+            close_all(self._descriptors)
 
 
 def _stride(slot_bytes: int) -> int:

@@ -16,7 +16,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -310,7 +310,7 @@ class Talk:
         self._pace.take(size)
 
 
-def close_all(descriptors: Sequence[int] | deque[int]) -> None:
+def close_all(descriptors: Iterable[int]) -> None:
     """Close descriptors, those that are open."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
