@@ -39,7 +39,6 @@ _WHOLE = "model.safetensors", "pytorch_model.bin"
 _ALONE = ".safetensors", ".bin", ".onnx", ".pt", ".pth"
 """Suffixes of files that are taken without being named, if the repository has one of them; the first kind counts."""
 _PARTS_OF_ONNX = "{}.data", "{}_data"
-_MAIN = "main"
 _Facts = Mapping[str, Any]
 """Size and digest of a file of a repository, as `_remote_file` takes them."""
 
@@ -93,7 +92,7 @@ def _signed(address: ModelAddress) -> str:
 def _of_hub(address: ModelAddress, store: Path, allow_download: bool, *, again: bool) -> Path:
     """Return the folder with a repository's needed files, or the file that the address names."""
     store = store / address.place
-    note = store / f"{_quoted(address.revision or _MAIN)}{_quoted('/' + address.file) if address.file else ''}.json"
+    note = store / f"{_quoted(address.revision or 'main')}{_quoted('/' + address.file) if address.file else ''}.json"
     if not again and (kept := _kept(note, store, address)) is not None:
         return kept
     if not allow_download:

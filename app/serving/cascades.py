@@ -21,7 +21,6 @@ from models import Model, ModelError, Options
 from models.contract.cascade import Cascade, CascadeRequest, Region, made
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_KEYS = "classes, margin, min_side and most"
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def parse_cascade(text: str, written: Mapping[str, str] = MappingProxyType({})) 
     except ValueError as error:
         raise ModelError(f"the options of {name} are not understood: {error}.") from None
     if given:
-        raise ModelError(f"{name} has an option {next(iter(given))!r}; there is {_KEYS}.")
+        raise ModelError(f"{name} has an option {next(iter(given))!r}; there is classes, margin, min_side and most.")
     if not (0 <= margin <= 1 and 1 <= min_side <= 1e6 and 1 <= most <= 1000):
         raise ModelError(f"of {name}, margin is from 0 to 1, min_side from 1 on, and most from 1 to 1000.")
     stages = _name_of(first.strip(), written), _name_of(parts[1], written)
