@@ -112,8 +112,9 @@ def _build_openreg(folder: Path, sources: Path, torch: Torch) -> None:
     package = folder / "torch_openreg"
     shutil.copytree(sources / "torch_openreg", package, ignore=shutil.ignore_patterns("csrc"))
     (package / "lib").mkdir(exist_ok=True)
-    headers = (sources, sources / "csrc", sources / "third_party/openreg", torch.folder / "include")
-    headers = (*headers, torch.folder / "include/torch/csrc/api/include", sysconfig.get_paths()["include"])
+    of_torch = (torch.folder / "include", torch.folder / "include/torch/csrc/api/include")
+    of_python = sysconfig.get_paths()["include"]
+    headers = (sources, sources / "csrc", sources / "third_party/openreg", *of_torch, of_python)
     options = ("-std=c++20", "-fvisibility=hidden", *(f"-I{each}" for each in headers))
     libraries = [f"-L{torch.folder / 'lib'}", f"-L{package / 'lib'}", "-lpthread", "-ltorch_cpu", "-lc10"]
     parts = {"openreg": "third_party/openreg/csrc", "torch_openreg": "csrc", "torch_bindings": "torch_openreg/csrc"}
@@ -127,7 +128,7 @@ def _build_openreg(folder: Path, sources: Path, torch: Torch) -> None:
         to = ("-o", package / "lib" / f"lib{name}.so", "-Wl,-rpath,$ORIGIN")
         _compile("-shared", *objects, *to, *own, *libraries, *python)
     stub = (sources / "torch_openreg/csrc/stub.c", "-o", package / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
-    link = (f"-I{headers[-1]}", f"-L{package / 'lib'}", "-ltorch_bindings", "-Wl,-rpath,$ORIGIN/lib")
+    link = (f"-I{of_python}", f"-L{package / 'lib'}", "-ltorch_bindings", "-Wl,-rpath,$ORIGIN/lib")
     _compile("-x", "c", "-shared", *stub, *link)
 
 
