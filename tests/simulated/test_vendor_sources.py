@@ -44,7 +44,8 @@ def test_what_we_call_is_in_the_wheel(name: str, call: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("name", "version"), OLDER)
 def test_what_we_call_is_in_the_wheels_that_installations_have(name: str, version: str) -> None:
     """Nothing of them runs: no CPU build of their torch is on the registry for x86-64."""
-    assert list(filter(None, (lacks(name, call, version) for call in TABLES[name]["calls"]))) == []
+    calls = (call for call in TABLES[name]["calls"] if version not in call.get("not_in", ()))
+    assert list(filter(None, (lacks(name, call, version) for call in calls))) == []
     assert lacks(name, {"name": "no_such_name", "positional": 0, "keywords": []}, version)
 
 
