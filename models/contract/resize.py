@@ -318,9 +318,11 @@ class Centre(Resize):
             return self.placement(width, height)
         if strip_of > _LONGEST_STRIP:
             x_step, y_step = covered_width / target_width, covered_height / target_height
-            box = (left * x_step, top * y_step, (left + crop_width) * x_step, (top + crop_height) * y_step)
-            strip = Image.fromarray(image.numpy()).resize((crop_width, crop_height), kernel, box)
-            out.copy_(torch.from_numpy(np.array(strip)))
+            x, y = max(0, left), max(0, top)
+            right, bottom = min(target_width, left + crop_width), min(target_height, top + crop_height)
+            box, size = (x * x_step, y * y_step, right * x_step, bottom * y_step), (right - x, bottom - y)
+            strip = Image.fromarray(image.numpy()).resize(size, kernel, box)
+            paste(torch.from_numpy(np.array(strip)), x - left, y - top, self.pad, out)
             return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))

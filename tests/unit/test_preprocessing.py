@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms import functional as transforms
 
 from models import PixelModel, open_model, parse_spec
 from models.contract.errors import WeightsError
@@ -110,6 +111,17 @@ def test_boxes_of_sides_rounded_to_a_multiple_cover_the_image(shorter: int) -> N
     assert (geometry.width, geometry.height) == (64, 32)
     fit = resize.fit(resize.placement(100, 70))
     assert fit.boxes(np.array([[0.0, 0, 64, 32]])).round(3).tolist() == [[0, 0, 100, 70]]
+
+
+@pytest.mark.parametrize("size", [(500, 375), (150, 640), (2000, 20)], ids=str)
+@pytest.mark.parametrize("to", [56, 72])
+@pytest.mark.parametrize("keys", [{}, {"resize_by": "pillow"}], ids=str)
+def test_the_centre_of_any_strip_is_as_the_library_makes_it(
+    keys: dict[str, Any], to: int, size: tuple[int, int]
+) -> None:
+    image = photograph(*size)
+    expected = transforms.center_crop(transforms.resize(image.permute(2, 0, 1), [to]), [64]).permute(1, 2, 0).int()
+    assert np.abs(placed(made(resize_to=to, **keys), Image.fromarray(image.numpy())) - expected.numpy()).max() <= 1
 
 
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
