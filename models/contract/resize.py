@@ -296,9 +296,9 @@ class Centre(Resize):
         return self.shape is not None and self.keep != "cover" and min(np.subtract(self.size, self.shape)) >= 0
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
-        """Return `DECODE_RATIO` times the resized size above `FULL_DECODE_PIXELS`; full size if Pillow resizes."""
+        """Return `DECODE_RATIO` times the resized size above `FULL_DECODE_PIXELS` if torch averages, else full size."""
         scale = DECODE_RATIO * self._scale(width, height)
-        if self.by == "pillow" or width * height <= FULL_DECODE_PIXELS or scale >= 1:
+        if self.by == "pillow" or not self.antialias or width * height <= FULL_DECODE_PIXELS or scale >= 1:
             return width, height
         return ceil(width * scale), ceil(height * scale)
 
@@ -321,8 +321,11 @@ class Centre(Resize):
             x, y = max(0, left), max(0, top)
             right, bottom = min(target_width, left + crop_width), min(target_height, top + crop_height)
             box, size = (x * x_step, y * y_step, right * x_step, bottom * y_step), (right - x, bottom - y)
-            strip = Image.fromarray(image.numpy()).resize(size, kernel, box)
-            paste(torch.from_numpy(np.array(strip)), x - left, y - top, self.pad, out)
+            if self.antialias:
+                strip = torch.from_numpy(np.array(Image.fromarray(image.numpy()).resize(size, kernel, box)))
+            else:
+                strip = _sampled(image, np.array(box), size, self.interpolation)
+            paste(strip, x - left, y - top, self.pad, out)
             return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))
@@ -392,6 +395,21 @@ def _by_torch(
         mode=interpolation,
         antialias=antialias,
     )[0].permute(1, 2, 0)
+
+
+def _sampled(image: Tensor, box: Array, size: tuple[int, int], interpolation: str) -> Tensor:
+    """Resize a box (left, top, right, bottom) of an image, uint8 [h, w, 3], to (width, height) without averaging."""
+    import torch
+    from torch.nn import functional
+
+    first, last = np.maximum(box[:2].astype(int) - 2, 0), box[2:].astype(int) + 3  # As far as the kernels reach.
+    part = image[first[1] : last[1], first[0] : last[0]].permute(2, 0, 1)[None].float()
+    full = part.shape[:1:-1]
+    (width, height), (x, y) = (box[2:] - box[:2]) / full, (box[:2] + box[2:] - 2 * first) / full - 1
+    theta = torch.tensor([[[width, 0, x], [0, height, y]]]).float()
+    grid = functional.affine_grid(theta, [1, 3, *size[::-1]], align_corners=False)
+    found = functional.grid_sample(part, grid, interpolation, "border", align_corners=False)
+    return found[0].round_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0)
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:
