@@ -91,6 +91,7 @@ _LONGEST_STRIP_BY_PILLOW = 64  # If the result must be Pillow's.
 GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+ResizeBy = Literal["opencv", "torch", "pillow"]
 Colour = int | tuple[int, int, int]
 """One level for all channels, or one each for red, green and blue."""
 _OPENCV = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
@@ -176,8 +177,8 @@ class Whole(Resize):
     fits; `stretch` fills the input.
 
     `shorter`: length of a `top-left` image's shorter side; the image is smaller where its longer side would exceed
-    `longer` or the input; 0: as large as fits; `multiple_of`: its sides are rounded down to multiples of this. With
-    `antialias` torch resizes, else OpenCV does.
+    `longer` or the input; 0: as large as fits; `multiple_of`: its sides are rounded down to multiples of this; `by`:
+    `opencv` or `torch`, which alone knows `antialias`.
     """
 
     how: Literal["letterbox", "stretch", "top-left"] = "letterbox"
@@ -187,6 +188,7 @@ class Whole(Resize):
     pad: Colour = GREY
     longer: int = 0
     multiple_of: int = 1
+    by: ResizeBy = "opencv"
 
     def decode_size(self, width: int, height: int) -> tuple[int, int]:
         """Return six times the resized size for images of twice that or more; others are decoded in full.
@@ -203,22 +205,13 @@ class Whole(Resize):
         return max(1, round(width * scale)), max(1, round(height * scale))
 
     def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
-        """Resize as the reference implementations do, with their rounding and OpenCV's resize.
+        """Resize as the reference implementations do, with their rounding and their library.
 
         Another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
         """
-        import torch
-
         geometry = self.geometry(width, height)
         if image.shape[:2] != (geometry.height, geometry.width):
-            size = geometry.width, geometry.height
-            if self.antialias:
-                image = _by_torch(image, size[::-1], self.interpolation, True)
-            else:
-                pixels = cv2.resize(
-                    np.ascontiguousarray(image.numpy()), size, interpolation=_OPENCV[self.interpolation]
-                )
-                image = torch.from_numpy(pixels)
+            image = _resized(self, image, (geometry.height, geometry.width))
         paste(image, geometry.left, geometry.top, self.pad, out)
         return self.placement(width, height)
 
@@ -329,7 +322,7 @@ class Centre(Resize):
             return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
         factors = (target_height / covered_height * (1 + 1e-9), target_width / covered_width * (1 + 1e-9))
-        resized = _by_torch(image, target, self.interpolation, self.antialias, None if exact else factors)
+        resized = _resized(self, image, target, None if exact else factors)
         paste(resized, -left, -top, self.pad, out)
         return self.placement(width, height)
 
@@ -376,24 +369,24 @@ class Centre(Resize):
         return left if left >= 0 else -((width - target[1]) // 2), top if top >= 0 else -((height - target[0]) // 2)
 
 
-def _by_torch(
-    image: Tensor,
-    size: tuple[int, int],
-    interpolation: str,
-    antialias: bool,
-    factors: tuple[float, float] | None = None,
+def _resized(
+    resize: Whole | Centre, image: Tensor, size: tuple[int, int], factors: tuple[float, float] | None = None
 ) -> Tensor:
-    """Resize an image, uint8 [h, w, 3], to (height, width), by `factors` if its decode was rounded up."""
+    """Resize an image, uint8 [h, w, 3], to (height, width), by torch's `factors` if its decode was rounded up."""
+    import torch
     from torch.nn import functional
 
+    if resize.by == "opencv":
+        pixels = np.ascontiguousarray(image.numpy())
+        return torch.from_numpy(cv2.resize(pixels, size[::-1], interpolation=_OPENCV[resize.interpolation]))
     # Unsqueezed before the permutation, it has the strides of a channels-last batch, for which torch has a vectorised
     # kernel on bytes: twice as fast as on planes.
     return functional.interpolate(
         image.unsqueeze(0).permute(0, 3, 1, 2),
         size=size if factors is None else None,
         scale_factor=factors,
-        mode=interpolation,
-        antialias=antialias,
+        mode=resize.interpolation,
+        antialias=resize.antialias,
     )[0].permute(1, 2, 0)
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from models.contract.errors import WeightsError
 from models.contract.files import read_regular, read_yaml
-from models.contract.resize import GREY, Centre, Interpolation, Resize, ResizeHow, Whole
+from models.contract.resize import GREY, Centre, Interpolation, Resize, ResizeBy, ResizeHow, Whole
 from models.contract.task_adapter import OWN, Takes, task_class, task_names
 from models.exports import library_files
 from models.tasks.coco import COCO_CLASSES
@@ -90,7 +90,7 @@ class Sidecar(_Stated):
     interpolation: Interpolation | None = None
     antialias: bool | None = None
     pad: _Level | tuple[_Level, _Level, _Level] | None = Field(default=None, description="a level up to 255, or three")
-    resize_by: Literal["opencv", "torch", "pillow"] | None = None
+    resize_by: ResizeBy | None = None
     task: str | None = Field(default=None, description="the name of a task, or tensors")
     labels: Literal["coco"] | list[str] | dict[int, str] | None = Field(default=None, description='names, or "coco"')
     options: dict[str, Any] | None = Field(default=None, description="an object, for a task of another package")
@@ -121,16 +121,19 @@ class Sidecar(_Stated):
             raise ValueError('"multiple_of" is for "resize": "top-left", and at most the shorter side of the input')
         if self.crop is not None and how == "top-left":
             raise ValueError('"crop" has no effect where "resize" is "top-left": all of the image is seen')
+        if self.antialias and (self.interpolation == "nearest" or self.resize_by == "opencv"):
+            raise ValueError('"antialias": true has no effect on "nearest", nor where OpenCV resizes: state false')
         if how == "centre" or self.crop is not None:
             return self._centre(size, how)
         if self.resize_by == "pillow":
             raise ValueError(f'"resize_by": "pillow" has no effect where "resize" is {how!r} without "crop"')
-        by_torch = self.resize_by == "torch" if self.antialias is None else self.antialias
-        kernel = self.interpolation or "bilinear", by_torch, GREY if self.pad is None else self.pad
+        by = self.resize_by or ("torch" if self.antialias else "opencv")
+        averages = by == "torch" and self.antialias is not False and self.interpolation != "nearest"
+        kernel = self.interpolation or "bilinear", averages, GREY if self.pad is None else self.pad
         if kernel[0] == "lanczos":
             raise ValueError(f'"interpolation": "lanczos" is Pillow\'s, and "resize": {how!r} does without it')
         edges = self.resize_to if isinstance(self.resize_to, tuple) else (self.resize_to or 0, 0)
-        return Whole(size, how, edges[0], *kernel, longer=edges[1], multiple_of=self.multiple_of or 1)
+        return Whole(size, how, edges[0], *kernel, edges[1], self.multiple_of or 1, by)
 
     def _centre(self, size: tuple[int, int], how: ResizeHow) -> Centre:
         share, resize_to = self.crop or 1.0, self._scaled(size)

@@ -51,7 +51,7 @@ def made(usual: Any = "centre", size: tuple[int, int] = (64, 64), **keys: Any) -
         ({"resize_to": 72, "interpolation": "bicubic"}, Centre((64, 64), 72, "bicubic")),
         ({"resize_to": [72, 90], "antialias": False}, Centre((64, 64), 0, antialias=False, shape=(72, 90))),
         ({"resize": "stretch"}, Whole((64, 64), "stretch")),
-        ({"resize": "stretch", "resize_by": "torch"}, Whole((64, 64), "stretch", antialias=True)),
+        ({"resize": "stretch", "resize_by": "torch"}, Whole((64, 64), "stretch", antialias=True, by="torch")),
         ({"resize": "stretch", "crop": 0.5}, Centre((64, 64), 0, shape=(128, 128))),
         ({"resize": "letterbox", "pad": 0}, Whole((64, 64), pad=0)),
         ({"resize": "top-left", "resize_to": 32}, Whole((64, 64), "top-left", shorter=32)),
@@ -71,6 +71,7 @@ def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
         ({"resize": "stretch", "multiple_of": 16}, '"multiple_of" is for "resize": "top-left"'),
         ({"resize": "top-left", "multiple_of": 65}, "at most the shorter side of the input"),
         ({"resize": "letterbox", "interpolation": "lanczos"}, "does without"),
+        ({"resize": "letterbox", "interpolation": "nearest", "antialias": True}, '"antialias": true has no effect'),
         # Decoders would take gigabytes for every image, or end.
         ({"resize_to": 60_000}, '"resize_to" resizes images to 60000 pixels: 1 to 2048'),
         ({"crop": 1e-4}, '"crop" resizes images to 640000 pixels'),
@@ -125,6 +126,12 @@ def test_the_centre_of_any_strip_is_as_the_library_makes_it(
     assert np.abs(placed(made(resize_to=to, **keys), Image.fromarray(image.numpy())) - expected.numpy()).max() <= 1
 
 
+def test_the_nearest_pixel_is_torchvisions() -> None:
+    resize, image = made("stretch", (64, 90), interpolation="nearest", resize_by="torch"), photograph(333, 421)
+    expected = transforms.resize(image.permute(2, 0, 1), [64, 90], transforms.InterpolationMode.NEAREST)
+    assert (placed(resize, Image.fromarray(image.numpy())) == expected.permute(1, 2, 0).numpy()).all()
+
+
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
         "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}  # fmt: skip
 DETR = {"image_processor_type": "DetrImageProcessor", "size": {"shortest_edge": 80, "longest_edge": 133},
@@ -137,12 +144,12 @@ CONVNEXT = {"image_processor_type": "ConvNextImageProcessor", "resample": 2}
     ("processor", "expected"),
     [
         (CLIP, Centre((60, 60), 64, "bicubic", rounds=False)),
-        ({"size": {"height": 64, "width": 48}}, Whole((64, 48), "stretch", antialias=True)),
+        ({"size": {"height": 64, "width": 48}}, Whole((64, 48), "stretch", antialias=True, by="torch")),
         ({"size": 64, "resample": 1}, Centre((64, 64), 0, "lanczos", True, "pillow", (64, 64), rounds=False)),
-        (DETR, Whole((133, 133), "top-left", shorter=80, antialias=True, pad=(128, 128, 128), longer=133)),
-        (YOLOS, Whole((128, 128), "top-left", 80, antialias=True, pad=(124, 116, 104), longer=133, multiple_of=16)),
+        (DETR, Whole((133, 133), "top-left", 80, "bilinear", True, (128, 128, 128), 133, by="torch")),
+        (YOLOS, Whole((128, 128), "top-left", 80, "bilinear", True, (124, 116, 104), 133, 16, "torch")),
         ({**CONVNEXT, "size": {"shortest_edge": 64}, "crop_pct": 0.8}, Centre((64, 64), 80, rounds=False)),
-        ({**CONVNEXT, "size": {"shortest_edge": 384}}, Whole((384, 384), "stretch", antialias=True)),
+        ({**CONVNEXT, "size": {"shortest_edge": 384}}, Whole((384, 384), "stretch", antialias=True, by="torch")),
     ],
 )
 def test_a_processor_of_hugging_face_says_how_images_come_in(
