@@ -270,14 +270,14 @@ class Centre(Resize):
     `shape`: height and width that replace `shorter`: the image is stretched to them, or keeps its sides' ratio and is
     just large enough to cover them (`keep` is `cover`), or lies within them (`within`). `by`: `pillow` gives a PIL
     image's pixels to the last bit, of images decoded in full; `torch` takes a fifth of the time and is within one grey
-    level of it with bilinear interpolation, within two with bicubic, and knows no other. `rounds`: whether half a pixel
-    beside the centre is rounded to the even number, or down.
+    level of it with bilinear interpolation, within two with bicubic, and like `opencv` knows no other. `rounds`:
+    whether half a pixel beside the centre is rounded to the even number, or down.
     """
 
     shorter: int = 0
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
-    by: Literal["torch", "pillow"] = "torch"
+    by: ResizeBy = "torch"
     shape: tuple[int, int] | None = None
     keep: Literal["", "cover", "within"] = ""
     pad: Colour = 0

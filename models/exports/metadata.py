@@ -145,10 +145,14 @@ class Sidecar(_Stated):
             raise ValueError(f"{what} resizes images to {sides[-1]:.0f} pixels: 1 to {most} are possible")
         shape = int(size[0] / share), int(size[1] / share)
         keep: Literal["", "cover", "within"] = {"stretch": "", "letterbox": "within"}.get(how, "cover")  # type: ignore[assignment]
-        by: Literal["torch", "pillow"] = "pillow" if self.resize_by == "pillow" else "torch"
-        kernel = self.interpolation or "bilinear", self.antialias is not False, by
-        if kernel[0] in ("nearest", "lanczos") and by == "torch":
-            kernel = kernel[0], True, "pillow"
+        interpolation, by = self.interpolation or "bilinear", self.resize_by or "torch"
+        if interpolation in ("nearest", "lanczos"):
+            if self.resize_by == "opencv" or (interpolation, self.resize_by) == ("nearest", "torch"):
+                raise ValueError(f'"resize_by": "{by}" knows no "{interpolation}" where images are cut: state "pillow"')
+            by = "pillow"
+        if by == "pillow" and self.antialias is False and interpolation != "nearest":
+            raise ValueError('"antialias": false has no effect where Pillow resizes, as with "lanczos": state true')
+        kernel = interpolation, by == "pillow" or (by == "torch" and self.antialias is not False), by
         pad = 0 if self.pad is None else self.pad
         rounds = self.resize_by != "torch"  # torchvision and timm do so, transformers does not.
         if isinstance(resize_to, tuple):

@@ -191,6 +191,8 @@ def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: 
     interpolation = _RESAMPLE[found.get("resample", 2)]
     if kind.floats and interpolation in ("bicubic", "lanczos"):
         _refuse(where, "resample", found["resample"], "has this processor make levels outside those of a picture")
+    if interpolation == "lanczos" and not kind.antialias:
+        _refuse(where, "resample", found["resample"], "averages, which this processor does not")
     stated: dict[str, Any] = {"resize_by": "torch", "antialias": kind.antialias, "interpolation": interpolation}
     if found.get("do_flip_channel_order"):
         stated["channels"] = "bgr"

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, cast
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,7 @@ from models.exports.metadata import Sidecar, read_sidecar
 BLOCKS = np.random.default_rng(0).integers(0, 256, (9, 12, 3)).astype(np.uint8)
 PHOTO = Image.fromarray(BLOCKS).resize((200, 150), Image.Resampling.BICUBIC)
 KERNEL = Image.Resampling.BICUBIC
+NEAREST, OPENCV = {"resize_by": "torch", "interpolation": "nearest"}, {"resize_by": "opencv"}
 
 
 def placed(resize: Resize, image: Image.Image = PHOTO) -> np.ndarray[Any, Any]:
@@ -72,6 +74,9 @@ def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
         ({"resize": "top-left", "multiple_of": 65}, "at most the shorter side of the input"),
         ({"resize": "letterbox", "interpolation": "lanczos"}, "does without"),
         ({"resize": "letterbox", "interpolation": "nearest", "antialias": True}, '"antialias": true has no effect'),
+        (NEAREST, '"resize_by": "torch" knows no "nearest"'),
+        ({**OPENCV, "interpolation": "lanczos"}, '"resize_by": "opencv" knows no "lanczos"'),
+        ({"resize_by": "pillow", "antialias": False}, '"antialias": false has no effect'),
         # Decoders would take gigabytes for every image, or end.
         ({"resize_to": 60_000}, '"resize_to" resizes images to 60000 pixels: 1 to 2048'),
         ({"crop": 1e-4}, '"crop" resizes images to 640000 pixels'),
@@ -114,22 +119,17 @@ def test_boxes_of_sides_rounded_to_a_multiple_cover_the_image(shorter: int) -> N
     assert fit.boxes(np.array([[0.0, 0, 64, 32]])).round(3).tolist() == [[0, 0, 100, 70]]
 
 
-@pytest.mark.parametrize("size", [(500, 375), (150, 640), (2000, 20)], ids=str)
+@pytest.mark.parametrize("size", [(333, 421), (150, 640), (2000, 20)], ids=str)
+@pytest.mark.parametrize("keys", [{}, {"antialias": False}, {"resize_by": "pillow"}, OPENCV, NEAREST], ids=str)
 @pytest.mark.parametrize("to", [56, 72])
-@pytest.mark.parametrize("keys", [{}, {"antialias": False}, {"resize_by": "pillow"}], ids=str)
-def test_the_centre_of_any_strip_is_as_the_library_makes_it(
-    keys: dict[str, Any], to: int, size: tuple[int, int]
-) -> None:
-    image = photograph(*size)
-    resized = transforms.resize(image.permute(2, 0, 1), [to], antialias=keys.get("antialias", True))
-    expected = transforms.center_crop(resized, [64]).permute(1, 2, 0).int()
-    assert np.abs(placed(made(resize_to=to, **keys), Image.fromarray(image.numpy())) - expected.numpy()).max() <= 1
-
-
-def test_the_nearest_pixel_is_torchvisions() -> None:
-    resize, image = made("stretch", (64, 90), interpolation="nearest", resize_by="torch"), photograph(333, 421)
-    expected = transforms.resize(image.permute(2, 0, 1), [64, 90], transforms.InterpolationMode.NEAREST)
-    assert (placed(resize, Image.fromarray(image.numpy())) == expected.permute(1, 2, 0).numpy()).all()
+def test_pixels_of_any_strip_are_those_of_the_library_that_is_stated(keys, to, size):
+    image, mode = photograph(*size), transforms.InterpolationMode(keys.get("interpolation", "bilinear"))
+    stated, sides = ({"resize": "stretch"}, [64, 64]) if keys == NEAREST else ({"resize_to": to}, [to])
+    resized = transforms.resize(image.permute(2, 0, 1), sides, mode, antialias=keys.get("antialias", True))
+    if keys == OPENCV:
+        resized = torch.from_numpy(cv2.resize(image.numpy(), resized.shape[:0:-1])).permute(2, 0, 1)
+    found = placed(made(**keys, **stated), Image.fromarray(image.numpy())).astype(int)
+    assert np.abs(found - transforms.center_crop(resized, [64]).permute(1, 2, 0).numpy()).max() <= 1
 
 
 CLIP = {"size": {"shortest_edge": 64}, "do_center_crop": True, "crop_size": {"height": 60, "width": 60}, "resample": 3,
@@ -169,10 +169,7 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
 @pytest.mark.parametrize(
     ("processor", "said"),
     [
-        (
-            {"crop_pct": 0.9},
-            '"crop_pct": 0.9 in preprocessor_config.json is nothing that ViTImageProcessor is known to take',
-        ),
+        ({"crop_pct": 0.9}, '"crop_pct": 0.9 in preprocessor_config.json is nothing that ViTImageProcessor is known'),
         ({"do_resize": False}, '"do_resize": False in preprocessor_config.json gives each image a size of its own'),
         ({"size": 64, "do_pad": True, "pad_size": {"height": 80, "width": 80}}, "would fill up its images"),
         (
