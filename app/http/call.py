@@ -12,7 +12,6 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 import orjson
 from fastapi import Response
@@ -30,8 +29,8 @@ from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
 from app.link import Encoded, Link, ServedModel, Terms
 from app.protocols.documents import packed_instances, read_instances, unpack
-from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS
-from app.protocols.parameters import DEFAULT_OPTIONS, check_names, deadline_s, read, read_headers, read_options
+from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS, check_names
+from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, pairs_of, read, read_headers, read_options
 from models import Options
 from models.tasks.tiles import Tiling
 
@@ -294,9 +293,14 @@ def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float 
     """
     if not query:
         return DEFAULT_OPTIONS, None, None
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    if not any_name:
-        check_names(QUERY, [name for name, _ in pairs])
+    pairs = pairs_of(query)
+    names, known = [name for name, _ in pairs], [row.name for row in QUERY]
+    check_names(names, QUERY)
+    for name in () if any_name else names:
+        if name not in known:
+            raise invalid_request(f"there is no parameter {name[:64]!r} here; there is {', '.join(known)}")
+        if names.count(name) > 1:
+            raise invalid_request(f"{name} is given more than once")
     given = dict(pairs)
     tile, overlap = read(TILE, given), read(OVERLAP, given)
     return read_options(given), read(TIMEOUT_MS, given), None if tile is None else Tiling(tile, overlap)

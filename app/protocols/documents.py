@@ -18,7 +18,7 @@ import orjson
 
 from app.errors import invalid_request
 from app.protocols import wire
-from app.protocols.options import OPTION_NAMES
+from app.protocols.options import check_names
 from app.protocols.wire import BYTES, checked_count, checked_shape
 
 Document = dict[str, Any]
@@ -39,12 +39,15 @@ def loaded(body: wire.Buffer) -> Any:
 
 
 def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
-    """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST, also for parameters beside them."""
+    """Read the images of `{"instances": [{"b64": "…"}]}`. Raises INVALID_REQUEST, also for parameters among them."""
     document = loaded(body)
     found = document if isinstance(document, dict) else {}
-    if name := next((each for each in ("parameters", *OPTION_NAMES) if found.get(each) not in (None, {})), ""):
-        raise invalid_request(f"{name!r} of the body is not read here; parameters belong in the query")
     instances = found.get("instances")
+    parts = [each for each in (found, *(instances if isinstance(instances, list) else ())) if isinstance(each, dict)]
+    names = [name for each in parts for name, value in each.items() if value not in (None, {})]
+    if "parameters" in names:
+        raise invalid_request("'parameters' of the body is not read here; parameters belong in the query")
+    check_names(names, place="query")
     if not isinstance(instances, list) or not instances:
         _refuse_url(found, "the body")
         other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in found), "")
@@ -135,6 +138,7 @@ def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document,
         raise invalid_request(f"the request is not JSON: {error}{hint}") from None
     if not isinstance(document, dict):
         raise invalid_request('the request must be a JSON object with "inputs"')
+    check_names(document)
     rest = view[len(body) if header_bytes is None else header_bytes :]
     return document, _contents(objects(document, "inputs"), rest)
 

@@ -15,7 +15,7 @@ import orjson
 from app.errors import invalid_request
 from app.link import Array, Encoded, Frame, Link, ServedModel, Terms
 from app.protocols import wire
-from app.protocols.options import NORMAL_PRIORITY, PRIORITY, TIMEOUT_US
+from app.protocols.options import INFER, NORMAL_PRIORITY, PRIORITY, TIMEOUT_US, check_names
 from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, read, read_options, switch
 from app.protocols.signatures import Signature, cascade_signature, signature
 from app.protocols.wire import BYTES, IMAGE, INPUT, PIXELS, PREDICTIONS
@@ -68,6 +68,9 @@ def prepare(
 
     Raises INVALID_REQUEST, FORBIDDEN for a priority.
     """
+    check_names(request.parameters, INFER)
+    tensors: Sequence[wire.InputTensor | wire.RequestedOutput] = (*request.inputs, *request.outputs)
+    check_names(name for tensor in tensors for name in tensor.parameters)
     timeout_us, level = read(TIMEOUT_US, request.parameters), read(PRIORITY, request.parameters)
     cascade = link.cascades.get(name)
     described = signature(served) if cascade is None else cascade_signature(cascade)

@@ -1,11 +1,17 @@
 """The parameters of a request, one row each: of them the parser, the API's description and docs/api.md are made.
 
-Must not import models: the command line reads the rows before it loads PyTorch.
+Owns: which names mean one of them. Must not import models: the command line reads the rows before it loads PyTorch.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+from app.errors import invalid_request
 
 
 class Parameter(NamedTuple):
@@ -51,7 +57,6 @@ OPTIONS = (
     Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
 )
 """The fields of models.Options, in their order."""
-OPTION_NAMES = tuple(row.name for row in OPTIONS)
 
 TILE = Parameter(
     "tile", "integer", "look at the image in tiles of so many pixels, too; 0: do not", None, 32, 100_000, or_zero=True
@@ -73,3 +78,46 @@ NORMAL_PRIORITY = 2
 TIMEOUT_US = Parameter("timeout", "integer", "deadline, in microseconds; 0: the service's own", 0, 0, 10**12)
 CLASSIFICATION = Parameter("classification", "integer", "top-k as labels; 0: the raw tensor", 0, 0, 100_000)
 """Parameter of the Open Inference Protocol, like the two above, in a request's or an output's `parameters`."""
+INFER = (PRIORITY, TIMEOUT_US, *OPTIONS)
+
+_OTHER_NAMES = {
+    "score_threshold": ("threshold", "conf", "conf_threshold", "min_conf", "min_score"),
+    "iou_threshold": ("iou", "nms", "nms_threshold", "overlap_threshold"),
+    "top_k": ("k", "n", "top", "top_n", "num_classes"),
+    "max_detections": ("max", "limit", "max_det", "max_boxes"),
+    "timeout_ms": ("timeout", "deadline", "deadline_ms"),
+}
+"""Names of our parameters in other servers and libraries."""
+_LONGEST_NAME, _MOST_NAMES = 24, 64
+"""Longest name, and most of them, that are compared with ours: one may cost the event loop a tenth of a millisecond."""
+_PLACES = dict.fromkeys(("tile", "overlap", "version"), "query of :predict") | {"timeout_ms": "header X-Timeout-Ms"}
+
+
+def _plain(name: str) -> str:
+    """Make one word of a name: for conf_threshold others write confidenceThreshold, conf-thresh and conf_thr."""
+    return re.sub("thr(es(h(old)?)?)?$", "threshold", re.sub("[-_]|idence", "", name.lower()))
+
+
+_MEANINGS = {_plain(name): row.name for row in QUERY for name in (row.name, *_OTHER_NAMES.get(row.name, ()))}
+_NEAR = [row.name for row in QUERY if row not in (TILE, OVERLAP)]  # Those are like other words: title, overlay.
+
+
+@lru_cache(maxsize=256)
+def _meaning(name: str) -> str:
+    """Return the parameter of ours that a name means, misspelt or in others' words; "" if it means none."""
+    # Names of the protocols' own parameters are less like ours.
+    return _MEANINGS.get(_plain(name)) or "".join(get_close_matches(name.lower(), _NEAR, 1, 0.85))
+
+
+def check_names(names: Iterable[str], rows: Iterable[Parameter] = (), place: str = "request's parameters") -> None:
+    """Raise INVALID_REQUEST for a name that means a parameter of ours and is none of the rows; `place`: of options."""
+    known = [row.name for row in rows]
+    distinct = dict.fromkeys(names)
+    if len(distinct) > _MOST_NAMES:
+        raise invalid_request(f"{len(distinct)} parameters are more than the {_MOST_NAMES} a request may name")
+    for name in distinct:
+        meaning = "" if name in known or len(name) > _LONGEST_NAME else _meaning(name)
+        if meaning in known:
+            raise invalid_request(f"there is no parameter {name!r} here; did you mean {meaning}?")
+        if meaning:
+            raise invalid_request(f"{name!r} is not read here; {meaning} belongs in the {_PLACES.get(meaning, place)}")

@@ -6,70 +6,31 @@ Owns: names, limits, and the sentences that say what is wrong with a value. Must
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 from app.errors import invalid_request
-from app.protocols.options import OPTION_NAMES, OPTIONS, Parameter
+from app.protocols.options import OPTIONS, Parameter
+from app.protocols.wire import checked_count
 from models import Options
 
 _MAX_TIMEOUT_S = 600.0
 
 DEFAULT_OPTIONS = Options()
-_LIKE = 0.85
-"""Least likeness of a misspelt name; those of the protocols' own parameters are less like ours."""
+
+
+def pairs_of(query: bytes) -> list[tuple[str, str]]:
+    """Return the names and values of a query string. Raises INVALID_REQUEST for more than a request may name."""
+    checked_count("parameters", query.count(b"&") + 1)
+    return parse_qsl(query.decode("latin-1"), keep_blank_values=True)
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
-    """Read options out of strings or numbers by name; names that are like none of ours are ignored.
-
-    Raises INVALID_REQUEST for values out of range, NaN included, and for a misspelt name.
-    """
+    """Read options out of strings or numbers by name. Raises INVALID_REQUEST for values out of range, NaN included."""
     if not given:
         return DEFAULT_OPTIONS
-    for name in given:
-        if len(name) < _LONGEST_NAME and (meant := _misspelt(name)):
-            raise invalid_request(f"there is no parameter {name!r} here; did you mean {meant}?")
     return Options(**{row.name: read(row, given) for row in OPTIONS if row.name in given})
-
-
-_OTHER_NAMES = {
-    "score_threshold": ("threshold", "conf", "confidence", "conf_threshold", "confidence_threshold", "min_score"),
-    "iou_threshold": ("iou", "nms", "nms_threshold", "overlap_threshold"),
-    "top_k": ("k", "n", "top", "topk", "top_n", "num_classes"),
-    "max_detections": ("max", "limit", "max_det", "max_boxes"),
-    "timeout_ms": ("timeout", "deadline", "deadline_ms"),
-}
-"""Names of our parameters in other servers and libraries."""
-_LONGEST_NAME = 24
-
-
-@lru_cache(maxsize=256)
-def _misspelt(name: str) -> str:
-    """Return the option that a name means which is none; "" if it means no option."""
-    near = "" if name in OPTION_NAMES else "".join(get_close_matches(name.lower(), OPTION_NAMES, 1, _LIKE))
-    other = next((each for each in OPTION_NAMES if name in _OTHER_NAMES.get(each, ())), "")
-    return near or other
-
-
-def check_names(rows: Iterable[Parameter], given: Iterable[str]) -> None:
-    """Raise INVALID_REQUEST for a name that none of the rows has, and for one that comes twice.
-
-    The message says which name is nearest.
-    """
-    known = [row.name for row in rows]
-    seen = set()
-    for name in given:
-        if name not in known:
-            meant = {other: each for each in known for other in (each, *_OTHER_NAMES.get(each, ()))}
-            near = get_close_matches(name[:64].lower(), meant, 1)
-            hint = f"did you mean {meant[near[0]]}?" if near else f"there is {', '.join(known)}"
-            raise invalid_request(f"there is no parameter {name[:64]!r} here; {hint}")
-        if name in seen:
-            raise invalid_request(f"{name} is given more than once")
-        seen.add(name)
 
 
 def read(row: Parameter, given: Mapping[str, Any]) -> Any:

@@ -69,6 +69,7 @@ class RequestedOutput:
 
     name: str
     classification: int = 0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,10 +232,21 @@ IMAGE: dict[str, Any] = {"name": "image", "shape": [1], "datatype": "BYTES", "da
         {"id": "a\nb", "inputs": [IMAGE]},
         {"inputs": [IMAGE], "outputs": [{"name": "x"}]},
         {"inputs": [IMAGE], "parameters": {"score_threshold": 2}},
+        {"inputs": [{**IMAGE, "parameters": {"score_threshold": 0.5}}]},
+        {"inputs": [IMAGE], "outputs": [{"name": "logits", "parameters": {"top_k": 1}}]},
     ],
 )
 def test_requests_that_make_no_sense(client, document):
     assert_error(client.post(f"{RESNET}/infer", json=document), 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(("query", "statuses"), [("top_k=2", (200, 400)), ("any=1", (200, 200)), ("n=2", (400, 400))])
+def test_options_in_the_query_are_of_a_raw_image_alone(client, query, statuses):
+    raw = client.post(f"{RESNET}/infer?{query}", content=PHOTO, headers={"Inference-Header-Content-Length": "0"})
+    in_json = client.post(f"{RESNET}/infer?{query}", json={"inputs": [IMAGE]})
+    assert (raw.status_code, in_json.status_code) == statuses
+    if query == "top_k=2":
+        assert len(json.loads(outputs_of(raw)[1]["predictions"][0])["classes"]) == 2
 
 
 @pytest.mark.parametrize("length", ["-1", "9999999", "", "9" * 40])

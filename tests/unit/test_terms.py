@@ -18,9 +18,7 @@ from app.http.edge import Cors
 from app.http.routes import predict
 from app.observability.metrics import Recorder
 from app.protocols.documents import read_instances, read_tensors, read_with_image
-from app.protocols.options import QUERY, VERSION, Parameter
-from app.protocols.parameters import read_options
-from models import Options
+from app.protocols.options import INFER, QUERY, VERSION, Parameter, check_names
 
 BEGAN_S = 1000.0
 GIVEN: dict[str, Any] = {"models": "m", "timeout_ms": 30_000}
@@ -140,7 +138,10 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         ({"instances": []}, "at least one instance"),
         ({"instances": [{"b64": 7}]}, "instance 0 must be"),
         ({"instances": [{"b64": TEXT}], "parameters": {"top_k": 1}}, "'parameters' of the body is not read here"),
-        ({"instances": [{"b64": TEXT}], "top_k": 1}, "'top_k' of the body.*belong in the query"),
+        ({"instances": [{"b64": TEXT}], "tile": 640}, "'tile' is not read here; tile belongs in the query of :predict"),
+        ({"instances": [{"b64": TEXT, "conf": 0.9}]}, "'conf' is not read here; score_threshold belongs in the query"),
+        ({"instances": [{"b64": TEXT, "parameters": {"top_k": 1}}]}, "'parameters' of the body is not read here"),
+        ({"instances": [{"b64": TEXT, **dict.fromkeys(map(str, range(64)), 1)}]}, "66 parameters are more than the 64"),
         (b"not json", "the body is not JSON"),
         (b'{"instances": [{"b64": NaN}]}', "the body is not JSON"),
     ],
@@ -151,12 +152,14 @@ def test_the_form_of_another_server_is_named(body: Any, said: str) -> None:
     assert refused.value.code == "INVALID_REQUEST"
 
 
-@pytest.mark.parametrize("name", ["score_treshold", "max_detection", "conf"])
+@pytest.mark.parametrize("name", ["score_treshold", "max_detection", "conf", "Conf", "conf_thres", "iouThreshold"])
 def test_a_misspelt_option_of_the_protocol_is_refused_and_an_unknown_one_is_not(name: str) -> None:
     ours = ["binary_data_output", "classification", "content_type", "priority", "sequence_id", "timeout"]
-    assert read_options(dict.fromkeys((*ours, "x" * 99), 1)) == Options()
+    check_names((*ours, "title", "overlay", "stop", "x" * 99), INFER)
     with pytest.raises(ServiceError, match=f"there is no parameter '{name}' here; did you mean"):
-        read_options({name: 1})
+        check_names([name], INFER)
+    with pytest.raises(ServiceError, match=f"'{name}' is not read here; .* belongs in the request's parameters"):
+        read_tensors(json.dumps({"inputs": [], name: 1}).encode(), None)
 
 
 async def read(body: bytes, content_type: str, *, any_type: bool = False) -> Any:
@@ -225,6 +228,8 @@ def test_a_parameter_that_there_is_not_or_that_comes_twice_is_refused_by_name() 
         read_query(b"top_k=3&masks=none&top_k=3")
     with pytest.raises(ServiceError, match="there is top_k, score_threshold"):
         read_query(b"utm_source=mail")
+    with pytest.raises(ServiceError, match="257 parameters are more than the 256"):
+        read_query(b"&" * 256, any_name=True)
     assert read_query(b"utm_source=mail&top_k=3&top_k=4", any_name=True)[0].top_k == 4
 
 

@@ -26,9 +26,8 @@ from app.link import INLINE_BYTES, Link, ServedModel, Terms
 from app.observability.triton_statistics import FIRST_VERSION
 from app.protocols import documents, open_inference, signatures, wire
 from app.protocols.documents import name_of, parameters_of
-from app.protocols.options import CLASSIFICATION, OPTIONS, PRIORITY, TIMEOUT_US
-from app.protocols.parameters import read, switch
-from models import Model
+from app.protocols.options import CLASSIFICATION, INFER, check_names
+from app.protocols.parameters import pairs_of, read, switch
 
 router = APIRouter(tags=["inference"])
 ROUTE = "/v2/models/{model}/infer"
@@ -60,7 +59,7 @@ _TENSOR = _object(
     data=_list({}),
 )
 _OUTPUT = _object("name", name=_TEXT, parameters=_object(classification=CLASSIFICATION.schema))
-_PARAMETERS = _object(**{row.name: {"description": row.text, **row.schema} for row in (PRIORITY, TIMEOUT_US, *OPTIONS)})
+_PARAMETERS = _object(**{row.name: {"description": row.text, **row.schema} for row in INFER})
 _REQUEST = _object(
     "inputs", id=_TEXT, parameters=_PARAMETERS, inputs=_list(_TENSOR, minItems=1), outputs=_list(_OUTPUT)
 )
@@ -69,7 +68,7 @@ _DOCUMENTATION: dict[str, Any] = {
         {
             "name": "Inference-Header-Content-Length",
             "in": "header",
-            "description": "bytes of JSON before the binary tensors; 0: the body is one image, or one tensor",
+            "description": "bytes of JSON before tensors; 0: the body is an image or tensor, the query has parameters",
             "schema": {"type": "integer", "minimum": 0},
         }
     ],
@@ -218,7 +217,13 @@ class RestInferCall(HttpCall[wire.InferenceResponse]):
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[wire.InferenceResponse]:
         header_bytes = _header_bytes(self.headers, len(self.body))
-        self.parsed = await _parsed(ingress, served.model, self.body, header_bytes, lease)
+        query = dict(pairs_of(self.request.scope["query_string"]))
+        if header_bytes == 0:
+            asked = wire.InferenceRequest([open_inference.raw(served.model, self.body)], parameters=query)
+            self.parsed = _Parsed(asked, None, {}, True)
+        else:
+            check_names(query)
+            self.parsed = await _parsed(ingress, self.body, header_bytes, lease)
         work = open_inference.prepare(
             ingress.link, served, self.parsed.request, terms, started_s=self.context.started_s, name=self.model
         )
@@ -239,10 +244,8 @@ def _header_bytes(headers: Fields, size: int) -> int | None:
     return int(given)
 
 
-async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int | None, lease: Lease) -> _Parsed:
-    """Read the request of a body. Raises INVALID_REQUEST."""
-    if header_bytes == 0:
-        return _Parsed(wire.InferenceRequest([open_inference.raw(model, body)]), None, {}, True)
+async def _parsed(ingress: Ingress, body: Body, header_bytes: int | None, lease: Lease) -> _Parsed:
+    """Read the request of a body that has JSON. Raises INVALID_REQUEST."""
     if (len(body) if header_bytes is None else header_bytes) <= _JSON_INLINE_BYTES:
         document, contents = documents.read_tensors(body, header_bytes)
     else:
@@ -257,7 +260,7 @@ async def _parsed(ingress: Ingress, model: Model, body: Body, header_bytes: int 
         name = name_of(output, f"output {number}")
         asked = parameters_of(output, name)
         binary[name] = switch(asked, "binary_data", binary_default)
-        outputs.append(wire.RequestedOutput(name, read(CLASSIFICATION, asked)))
+        outputs.append(wire.RequestedOutput(name, read(CLASSIFICATION, asked), asked))
     inputs = [
         wire.InputTensor(
             tensor["name"], tensor["datatype"], tuple(tensor["shape"]), content, None, parameters_of(tensor, "an input")

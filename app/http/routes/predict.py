@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
-from urllib.parse import parse_qsl
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -30,7 +29,7 @@ from app.ingress.prediction import predict as predict_images
 from app.ingress.tiles import predict_tiled
 from app.link import ServedModel, Terms
 from app.protocols.options import PREDICT, VERSION
-from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s
+from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, pairs_of
 from models.tasks.tiles import Tiling
 
 router = APIRouter(tags=["predict"])
@@ -96,20 +95,18 @@ class PredictCall(HttpCall[Answer]):
     def __init__(self, request: HttpRequest, model: str, version: str = "", *, any_type: bool = False) -> None:
         query: bytes = request.scope["query_string"]
         if b"version=" in query:
-            version = dict(parse_qsl(query.decode("latin-1"))).get(VERSION.name, version)
+            version = dict(pairs_of(query)).get(VERSION.name) or version
         super().__init__(request, model, version)
         self._any_type = any_type
         self._options = DEFAULT_OPTIONS
         self._tiling: Tiling | None = None
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
-        query = self.request.scope["query_string"]
         terms = super().terms(settings)
-        if query:
-            # Clients of other servers may send parameters that are unknown here.
-            self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
-            if timeout_ms is not None:
-                terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
+        query = self.request.scope["query_string"]
+        self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
+        if timeout_ms is not None:
+            terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
         return terms
 
     async def asked(  # noqa: D102

@@ -114,7 +114,8 @@ def inference_request(request: Message, contents: Sequence[wire.Buffer]) -> wire
             raise invalid_request("shared memory is not offered here; send the tensor itself")
         inputs.append(wire.InputTensor(tensor.name, tensor.datatype, shape, content, None, parameters))
     outputs = [
-        wire.RequestedOutput(each.name, read(CLASSIFICATION, _parameters(each.parameters))) for each in request.outputs
+        wire.RequestedOutput(each.name, read(CLASSIFICATION, given := _parameters(each.parameters)), given)
+        for each in request.outputs
     ]
     return wire.InferenceRequest(inputs, outputs, _parameters(request.parameters))
 
