@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from app.errors import invalid_request
+from app.images.header import BEGINNINGS
 from app.protocols import wire
 from app.protocols.options import check_names
 from app.protocols.wire import BYTES, checked_count, checked_shape
@@ -30,12 +31,14 @@ _MOST_HEAD_BYTES = 64 * 1024
 """Most bytes of a request without its tensors: names, shapes, parameters."""
 
 
-def loaded(body: wire.Buffer) -> Any:
-    """Read the values of a body of JSON. Raises INVALID_REQUEST."""
+def loaded(body: wire.Buffer, instead: str = "with its own Content-Type, such as image/jpeg", hint: str = "") -> Any:
+    """Read the values of a body of JSON. Raises INVALID_REQUEST, which says of an image how to send it `instead`."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise invalid_request(f"the body is not JSON: {error}") from None
+        if bytes(body[:4]).startswith(BEGINNINGS):
+            raise invalid_request(f"the body is an image and not JSON; send it {instead}") from None
+        raise invalid_request(f"the body is not JSON: {error}{hint}") from None
 
 
 def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
@@ -70,7 +73,7 @@ def packed_with_image(body: wire.Buffer, _: int) -> memoryview:
 
 def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
     """Return a JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
-    document = loaded(body)
+    document = loaded(body, 'in base64 as the "image" of a JSON object')
     found = document if isinstance(document, dict) else {}
     encoded = next((found.pop(name) for name in ("image", "file") if isinstance(found.get(name), str)), None)
     if encoded is None:
@@ -131,11 +134,8 @@ def read_tensors(body: wire.Buffer, header_bytes: int | None) -> tuple[Document,
     `header_bytes`: how much of the body is JSON, None: all of it; the rest are tensors. Raises INVALID_REQUEST.
     """
     view = memoryview(body)
-    try:
-        document = orjson.loads(view if header_bytes is None else view[:header_bytes])
-    except orjson.JSONDecodeError as error:
-        hint = "" if header_bytes else "; with binary tensors, Inference-Header-Content-Length says how much of it is"
-        raise invalid_request(f"the request is not JSON: {error}{hint}") from None
+    hint = "" if header_bytes else "; with binary tensors, Inference-Header-Content-Length says how much of it is"
+    document = loaded(view[:header_bytes], "with the header Inference-Header-Content-Length: 0", hint)
     if not isinstance(document, dict):
         raise invalid_request('the request must be a JSON object with "inputs"')
     check_names(document)
