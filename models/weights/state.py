@@ -23,14 +23,12 @@ from models.weights.checkpoint import Checkpoint, SavedModule, read
 State = Mapping[str, Tensor]
 _MOST_PREFIXES = 16
 _IN_TORCH = "torch.nn.modules."
-_NO_LAYERS = ("container.", "dropout.", "loss.", "linear.Identity")
+_NO_LAYERS = (
+    *("container.", "dropout.", "loss.", "linear.Identity"),
+    *("torchvision.ops.stochastic_depth.", "ultralytics."),
+)
+"""Beginnings of classes' names that change no answer. Layers of Ultralytics have weights, or join features."""
 _UNCHANGED = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identity)
-_OURS = {
-    "upsampling.Upsample": {"scale_factor": 2.0, "mode": "nearest"},
-    "activation.SiLU": {},
-    "activation.Sigmoid": {},
-}
-"""Modules that our networks compute without one of their own, with their facts."""
 
 
 @dataclass(frozen=True)
@@ -100,23 +98,31 @@ def read_state(model: Model, fitted: Callable[[str, Checkpoint], Fitted]) -> Fit
 def check_modules(
     architecture: str, saved: Mapping[str, SavedModule], network: nn.Module, beside: Mapping[str, SavedModule]
 ) -> None:
-    """Check the modules of a saved network against ours of the same paths. `beside`: modules of
-    the file outside it, of which a layer of torch changes the result. Raises WeightsError for the first difference.
+    """Check the modules of a saved network against ours of the same paths. `beside`: modules of the file outside it.
+
+    A layer that only the file has changes the result, unless `computed` of our network has its like, or `unused` the
+    beginning of its path. Raises WeightsError for the first difference.
     """
-    for path, module in beside.items():
-        kind = module.name.removeprefix(_IN_TORCH)
-        if kind != module.name and not kind.startswith(_NO_LAYERS):
-            raise WeightsError(f"The network is more than {architecture}: its {path} is {_class(kind)}.")
-    ours = dict(network.named_modules())
+    ours, unused = dict(network.named_modules(remove_duplicate=False)), getattr(network, "unused", ())
+    computed = {type(each).__name__: each for each in getattr(network, "computed", ())}
+    more = dict(beside)
     for path, module in saved.items():
-        own, parent = ours.get(path), path.rpartition(".")[0]
-        if own is None and parent not in ours:  # It is of a part that training alone uses.
-            continue
-        if said := _difference(module, own):
+        own = ours.get(path, computed.get(_class(module.name)))
+        if own is not None and (said := _difference(module, own)):
             raise WeightsError(f"The network is not {architecture}: its {path} {said}.")
+        if own is None and not path.startswith(unused):
+            more[path] = module
+    for path, module in more.items():
+        if not module.name.removeprefix(_IN_TORCH).startswith(_NO_LAYERS):
+            raise WeightsError(f"The network is more than {architecture}: its {path} is {_class(module.name)}.")
+    for path, own in ours.items():
+        parent = path.rpartition(".")[0]
+        is_in_a_row = parent in saved and isinstance(ours[parent], nn.Sequential)
+        if is_in_a_row and path not in saved and not isinstance(own, _UNCHANGED):
+            raise WeightsError(f"The network is not {architecture}: it has no {path}, a {type(own).__name__}.")
 
 
-def _difference(saved: SavedModule, own: nn.Module | None) -> str:
+def _difference(saved: SavedModule, own: nn.Module) -> str:
     """Say in which way a saved module computes otherwise than ours; "" if it does not, or nobody can tell."""
     kind = saved.name.removeprefix(_IN_TORCH)
     if kind == saved.name:  # A block of the library's own: its parts are compared, and it, if it is ours too.
@@ -125,16 +131,12 @@ def _difference(saved: SavedModule, own: nn.Module | None) -> str:
             return "adds its input" if added else "does not add its input"
         if f"{type(own).__module__}.{type(own).__qualname__}" != kind:
             return ""
-    elif own is None:
-        if kind not in _OURS:
-            return f"is {_class(kind)}" if kind.startswith("activation.") else ""
     elif kind.startswith(_NO_LAYERS) and isinstance(own, _UNCHANGED):
         return ""
     elif _class(kind) != type(own).__name__:
         return f"is {_class(kind)} and not {type(own).__name__}"
     facts = {name: each for name, each in saved.facts.items() if name != "transform_input"}  # It is served as saved.
-    expected = _OURS.get(kind, {}) if own is None else {name: getattr(own, name, each) for name, each in facts.items()}
-    wrong = {name: facts[name] for name, each in expected.items() if _differ(facts.get(name, each), each)}
+    wrong = {name: each for name, each in facts.items() if _differ(each, vars(own).get(name, each))}
     return " and ".join(f"has {name} {each}" for name, each in wrong.items())
 
 

@@ -169,7 +169,7 @@ class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
     `classifier_layer`: the number of the last layer of the trunk's classifier; `unused`: beginnings of names in state
-    dicts that are left out.
+    dicts that are left out; `computed`: layers that have no module here.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = {
@@ -183,6 +183,7 @@ class YOLOv8(nn.Module):
     classifier_layer: ClassVar[int] = 9
     bins: ClassVar[int] = BINS
     unused: ClassVar[tuple[str, ...]] = ()
+    computed: ClassVar[tuple[nn.Module, ...]] = (nn.Upsample(scale_factor=2.0),)
 
     def __init__(
         self, size: Size, class_count: int, head: Callable[[Channels, int, Branch, int], DetectHead] = DetectHead
@@ -472,6 +473,8 @@ class ClassHead(nn.Module):
 
 class ClassifierYOLO(nn.Module):
     """A trunk without its pyramid and its pooling, with `channels` at its end, and a head of classes."""
+
+    computed: ClassVar[tuple[nn.Module, ...]] = (nn.AdaptiveAvgPool2d(1),)
 
     def __init__(self, trunk: Sequence[nn.Module], channels: int, class_count: int) -> None:
         super().__init__()

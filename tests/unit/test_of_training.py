@@ -91,6 +91,9 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "eps": (lambda network: setattr(network.conv1[1], "eps", 0.5), "conv1.1 has eps 0.5"),
     "edges": (lambda network: setattr(network.conv1[0], "padding_mode", "reflect"), "has padding_mode reflect"),
     "block": (lambda network: setattr(network.stage2[1], "stride", 2), "stage2.1 has stride 2"),
+    "one more": (lambda network: network.conv5.append(nn.AvgPool2d(3, 1, 1)), "conv5.3 is AvgPool2d"),
+    "one more, within": (lambda network: network.conv5.append(nn.Sequential(nn.SiLU())), "conv5.3.0 is SiLU"),
+    "one less": (lambda network: network.conv5.pop(2), "no conv5.2, a ReLU"),
 }
 
 
@@ -106,7 +109,7 @@ def test_a_network_that_was_changed_is_refused(change: str | None, under: str, t
     if change is None:
         assert len(open_model(spec, tmp_path / "cache").labels) == 3
         return
-    with pytest.raises(WeightsError, match=f"is not shufflenet_v2_x0_5: its .*{CHANGES[change][1]}.*served from an"):
+    with pytest.raises(WeightsError, match=f"is .* shufflenet_v2_x0_5: it.*{CHANGES[change][1]}.*served from an"):
         open_model(spec, tmp_path / "cache")
 
 
@@ -179,10 +182,14 @@ def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Pat
         ("criterion.bce", "torch.nn.modules.loss.BCEWithLogitsLoss", {}, ""),
         ("model.22.more", "torch.nn.modules.activation.Hardswish", {}, "is Hardswish"),
         ("model.23.flow_model.s.5", "torch.nn.modules.activation.Tanh", {}, ""),
+        ("model.9.pool", "torch.nn.modules.pooling.AdaptiveAvgPool2d", {"output_size": 1}, ""),
+        ("model.9.pool", "torch.nn.modules.pooling.AdaptiveMaxPool2d", {"output_size": 1}, "is AdaptiveMaxPool2d"),
     ],
 )
 def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, facts: dict[str, Any], said: str) -> None:
-    network = YOLO.of("x", "yolov8n", ("one",), "random", None, size=(64, 64)).network().core
+    of_path = {"flow_model": "yolo26n-pose", "pool": "yolov8n-cls"}
+    architecture = next((of_path[part] for part in path.split(".") if part in of_path), "yolov8n")
+    network = YOLO.of("x", architecture, ("one",), "random", None, size=(64, 64)).network().core
     if not said:
         check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
         return
