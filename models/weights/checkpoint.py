@@ -41,8 +41,10 @@ _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
 _OF_CUT = re.compile("not fully covered|invalid header length|header too small")  # safetensors' words.
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before every name."""
-_BESIDE = ("n_averaged", "criterion.", "loss.", "loss_fn.", "train_", "val_", "test_")
-"""Names, or their beginnings, of values that trainers keep beside a network."""
+OF_TRAINING = re.compile(
+    r"(.*\.)?(n_averaged$|(\w+_)?(loss|criterion)|metrics\.|(class|pos)_weights?$|(train|val|valid|test)_)"
+)
+"""Beginnings of names of values that trainers keep beside a network."""
 _ULTRALYTICS = re.compile(r"model\.\d+\.")
 _STATE_KEYS = ("ema", "state_dict_ema", "model_ema", "ema_state_dict", "model", "state_dict", "model_state_dict")
 """Keys of state dicts in the order of choice: averaged weights before those of the last step, as in timm."""
@@ -325,7 +327,7 @@ def _unwrapped(found: Checkpoint) -> Checkpoint:
     if any(_WITHIN.search(name) for name in found.state):
         found = replace(found, state={_WITHIN.sub("", name): tensor for name, tensor in found.state.items()})
     for wrapper in _WRAPPERS:
-        of_network = [name for name in found.state if not name.startswith(_BESIDE)]
+        of_network = [name for name in found.state if not OF_TRAINING.match(name)]
         wrapped = bool(of_network) and all(name.startswith(wrapper) for name in of_network)
         if wrapped and not all(_ULTRALYTICS.match(name) for name in of_network):
             return _unwrapped(found.under(wrapper))

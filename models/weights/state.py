@@ -18,15 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from models.contract.errors import WeightsError
 from models.contract.model import Model
-from models.weights.checkpoint import Checkpoint, SavedModule, read
+from models.weights.checkpoint import OF_TRAINING, Checkpoint, SavedModule, read
 
 State = Mapping[str, Tensor]
 _MOST_PREFIXES = 16
 _IN_TORCH = "torch.nn.modules."
-_NO_LAYERS = (
-    *("container.", "dropout.", "loss.", "linear.Identity"),
-    *("torchvision.ops.stochastic_depth.", "ultralytics."),
-)
+_NO_LAYERS = ("container.", "dropout.", "loss.", "linear.Identity", "torchvision.ops.stochastic_depth.", "ultralytics.")
 """Beginnings of classes' names that change no answer. Layers of Ultralytics have weights, or join features."""
 _UNCHANGED = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identity)
 
@@ -48,7 +45,7 @@ def fitted_within(found: Checkpoint, name: str, fitted: Callable[[Checkpoint], F
     """Fit a network, or the one within a larger one, which gives its names a prefix: `net.`, `student.`.
 
     `name`: of an entry that every such network has; `fitted`: raises WeightsError for a checkpoint that does not fit.
-    Raises its errors, and SeveralNetworksError if several prefixes have the network.
+    Raises its errors, WeightsError for layers beside it, SeveralNetworksError if several prefixes have the network.
     """
     prefixes = sorted({each.removesuffix(name) for each in found.state if each.endswith(f".{name}")})
     fitting = {}
@@ -61,7 +58,13 @@ def fitted_within(found: Checkpoint, name: str, fitted: Callable[[Checkpoint], F
             f"the network is there {len(fitting)} times, its names under the prefixes {said}: save the state_dict() of "
             "the one to be served."
         )
-    return next(iter(fitting.values())) if fitting else fitted(found)
+    for prefix, fit in fitting.items():
+        more = sorted(each for each in found.state if not each.startswith(prefix) and not OF_TRAINING.match(each))
+        if more:
+            said = ", ".join(more[:3])
+            raise WeightsError(f"The network is a part of another one, under {prefix!r}, which also has {said}.")
+        return fit
+    return fitted(found)
 
 
 def check_fits(architecture: str, state: State, expected: State) -> None:
