@@ -201,7 +201,7 @@ def open_model(
         if isinstance(error, SeveralNetworksError) or (family is not _CLASSIFIERS and not header.modules):
             own = ""
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
-    if header.chosen[1:]:
+    if header.chosen:
         every = ", ".join(header.chosen)
         said = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"
         log.warning(said, files.source, every, header.chosen[0])

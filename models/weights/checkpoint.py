@@ -80,8 +80,8 @@ class SavedModule:
 @dataclass(frozen=True)
 class Checkpoint:
     """Content of a weight file: tensors by name in the file's own precision, labels if it has them; for a network that
-    was saved whole, its modules by their paths, and those `beside` it. `chosen`: keys of the state dicts in the file,
-    first that of this one.
+    was saved whole, its modules by their paths, and those `beside` it. `chosen`: keys of state dicts if the file has
+    several, first that of this one.
     """
 
     state: dict[str, Tensor]
@@ -186,7 +186,7 @@ def _read_safetensors(path: Path, with_data: bool) -> Checkpoint:
 
 def _read_archive(path: Path, with_data: bool) -> Checkpoint:
     with contextlib.closing(Archive(path)) as archive:
-        saved = _saved(archive.root)
+        saved, chosen = _saved(archive.root)
         entries, modules = _of_module(saved) if isinstance(saved, StandIn) else (saved, {})
         records = {name: value for name, value in entries.items() if isinstance(value, StoredTensor)}
         state = {
@@ -196,7 +196,7 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
             for name, record in records.items()
         }
         root = archive.root
-        return Checkpoint(state, _labels(root), _metadata(root), modules, chosen=_chosen(root))
+        return Checkpoint(state, _labels(root), _metadata(root), modules, chosen=chosen)
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -215,55 +215,63 @@ def _read_legacy(path: Path) -> Checkpoint:
         if named is None:
             raise
         raise foreign(named[1]) from error
-    tensors = {name: value for name, value in _saved(root).items() if isinstance(value, Tensor)}
+    saved, chosen = _saved(root)
+    tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
     size = path.stat().st_size
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Checkpoint(state, _labels(root), _metadata(root), chosen=_chosen(root))
+    return Checkpoint(state, _labels(root), _metadata(root), chosen=chosen)
 
 
-def _saved(root: Any, depth: int = 0) -> Any:
+def _saved(root: Any, several: tuple[str, ...] = (), depth: int = 0) -> tuple[Any, tuple[str, ...]]:
+    """Return the state dict or module, and the keys of `_chosen` where it chose first; () without a choice."""
     if depth > _MOST_DEPTH:
         raise RefusedError("describes a network without end")
     if isinstance(root, StandIn):
-        return root
+        return root, several
     if not isinstance(root, Mapping):
         raise RefusedError("holds no state dict")
     held = [root, *root.values(), *_mapping(root.get("callbacks")).values()]
     if any(isinstance(each, Mapping) and isinstance(each.get("shadow_params"), list | tuple) for each in held):
         raise RefusedError(_WITHOUT_NAMES)
     if chosen := _chosen(root):
-        return _saved(root[chosen[0]], depth + 1)
+        return _saved(root[chosen[0]], several or (chosen if chosen[1:] else ()), depth + 1)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME_LENGTH for name in root):
         raise RefusedError("holds no state dict")
-    return root
+    return root, several
 
 
-def _chosen(root: Any) -> tuple[str, ...]:
+def _chosen(root: Mapping[Any, Any]) -> tuple[str, ...]:
     """Return the keys of state dicts and modules in a checkpoint, first the chosen one; () if it is one of them itself.
 
     Raises RefusedError if nothing tells which of several to choose.
     """
-    if not isinstance(root, Mapping):
-        return ()
-    # Each entry counts once, as a pickle names one as often as it likes.
-    distinct = {id(value): value for value in root.values()}
-    counts = {number: _count(value) for number, value in distinct.items()}
-    found = [key for key in _STATE_KEYS if isinstance(root.get(key), StandIn | Mapping)]
+    counts: dict[int, int] = {}
+    held = [key for key in _STATE_KEYS if isinstance(root.get(key), StandIn | Mapping)]
+    found = [key for key in held if _most(root[key], counts)]  # Others are settings, or averages that never began.
     if found:
         # Averages of parameters alone lack what BatchNorm has measured.
-        measured = {key: _count(root[key], ".running_mean") for key in found if isinstance(root[key], Mapping)}
+        measured = {key: _most(root[key], {}, ".running_mean") for key in found if isinstance(root[key], Mapping)}
         if any(measured.values()):
-            found.sort(key=lambda key: measured.get(key) == 0 and counts[id(root[key])] > 0)
+            found.sort(key=lambda key: measured.get(key) == 0)
     least = counts[id(root[found[0]])] - 1 if found else _count(root)
-    others = [key for key, value in root.items() if isinstance(key, str) and counts[id(value)] > max(0, least)]
+    others = [key for key, value in root.items() if isinstance(key, str) and _most(value, counts) > max(0, least)]
     if found:
         return (*found, *(key[:50] for key in others[:9] if key not in found and key.isidentifier()))
     if len(others) > 1:
         said = ", ".join(repr(key[:50]) for key in others[:9])
         raise RefusedError(f"holds several networks, under {said}: save one of them, torch.save(checkpoint[…], …)")
-    return tuple(others)
+    return tuple(others if others or least else held)
+
+
+def _most(value: Any, counts: dict[int, int], end: str = "") -> int:
+    """Return `_count` of a state dict, or of the largest within a mapping; `counts`: what is known, by `id`."""
+    if id(value) not in counts:
+        counts[id(value)] = 0  # A pickle names one as often as it likes, even within itself.
+        within = value.values() if isinstance(value, Mapping) else ()
+        counts[id(value)] = _count(value, end) or max((_most(each, counts, end) for each in within), default=0)
+    return counts[id(value)]
 
 
 def _count(value: Any, end: str = "") -> int:

@@ -62,9 +62,11 @@ def test_a_torch_whose_unpickler_can_be_made_to_run_code_reads_no_file_with_it(
     [
         lambda state: state,
         lambda state: {"model": state, "ema": None},
+        lambda state: {"model": state, "ema": {"decay": 0.9, "updates": torch.ones(1)}},
+        lambda state: {"model": {"depth": 3}, "checkpoint": {"model": {"state_dict": state}, "ema": {}}},
         lambda state: {name: torch.nn.Parameter(value) for name, value in state.items()},
     ],
-    ids=["dict", "model entry", "parameters"],
+    ids=["dict", "model entry", "average not begun", "within entries", "parameters"],
 )
 def test_a_state_dict_is_found_however_it_was_saved(tmp_path: Path, wrap: Any, legacy: bool) -> None:
     path = tmp_path / "a.pth"
@@ -265,6 +267,7 @@ ENDLESS |= {
     "a mapping under many names": opcodes(
         b"}(", text("a"), MANY_NAMES.removesuffix(b"0"), *(text(str(each)) + b"h\x01" for each in range(20_000)), b"u"
     ),
+    "mappings of one mapping": opcodes(b"}q\x000", b"}(X\x01\0\0\0ah\0X\x01\0\0\0bh\0uq\x000" * 80, b"h\0"),
     "buffers that many modules share": shared_by_children("_buffers", MANY_NAMES),
     "hidden names that many modules share": shared_by_children("_non_persistent_buffers_set", MANY),
     "names without end": shared_by_children("_buffers", b"}" + text("x" * 1_000_000) + b"Nsq\x010"),

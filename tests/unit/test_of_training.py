@@ -132,7 +132,7 @@ def test_whatever_number_a_layer_computes_with_is_compared(tmp_path: Path) -> No
 def test_a_network_beside_the_one_that_is_served_is_warned_of(
     state: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torch.save({"state_dict": state, "ema_weights": state}, tmp_path / "a.pth")
+    torch.save({"net": {"state_dict": state, "ema_weights": state}, "epoch": 3}, tmp_path / "a.pth")
     open_model(parse_spec(f"x=squeezenet1_1:{tmp_path / 'a.pth'}"), tmp_path / "cache")
     [said] = [each.getMessage() for each in caplog.records if "several state dicts" in each.getMessage()]
     assert "(state_dict, ema_weights): state_dict is served; for another one, torch.save" in said
