@@ -29,6 +29,7 @@ from models.exports.networks import as_saved, unoptimised
 from models.onnx.file import Node, OnnxFile, read_onnx
 from models.onnx.graph import OnnxGraph, OperatorCall, computed
 from models.onnx.operators import as_tensor, is_host
+from models.weights.checkpoint import SAVE_ONE, read
 
 PICTURES = 2
 _WHOLE, _WHOLE_IN_HALVES = 1e-4, 1e-2
@@ -119,7 +120,10 @@ def of_network(
         found = _largest([each.float().numpy() for each in wanted], outputs)
         shortest = max((torch.finfo(each.dtype).eps for each in wanted if each.is_floating_point()), default=0.0)
         if not found <= max(_WHOLE, _OF_HALVES * shortest):
-            line = ": export it in float32, after network.float()" if file.suffix == ".pt2" else ""
+            line = ": export it in float32, after network.float()"
+            if file.suffix != ".pt2":
+                several = ", ".join(read(file, with_data=False).chosen)
+                line = several and f": it holds several networks, under {several}: {SAVE_ONE}"
             raise WeightsError(f"{file.name} is not read as {name} reads it: outputs differ by {found:.2g}{line}.")
         largest = max(largest, found)
     return _said(name, len(given), largest)

@@ -54,6 +54,7 @@ _WITHOUT_NAMES = (
     "holds averages of weights without their names ('shadow_params'): save those of your network, "
     "ema.copy_to(network.parameters()), torch.save(network.state_dict(), …), or the last step's state dict alone"
 )
+SAVE_ONE = "save one of them, torch.save(checkpoint[…], …)"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
@@ -261,7 +262,7 @@ def _chosen(root: Mapping[Any, Any]) -> tuple[str, ...]:
         return (*found, *(key[:50] for key in others[:9] if key not in found and key.isidentifier()))
     if len(others) > 1:
         said = ", ".join(repr(key[:50]) for key in others[:9])
-        raise RefusedError(f"holds several networks, under {said}: save one of them, torch.save(checkpoint[…], …)")
+        raise RefusedError(f"holds several networks, under {said}: {SAVE_ONE}")
     return tuple(others if others or least else held)
 
 

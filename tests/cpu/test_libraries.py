@@ -172,6 +172,8 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
     with pytest.raises(WeightsError, match=r'another image size .*config.json, as "model_args": {"img_size": 384}'):
         opened(tmp_path / "size")
     folders.timm_folder("resnet18", tmp_path / "resnet")
+    with pytest.raises(WeightsError, match=r"timm/resnet10t, which has no conv1.* is served from an export: torch"):
+        open_model(parse_spec(f"x=timm/resnet10t:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)
     with pytest.raises(WeightsError, match="timm cannot build timm/resnet34 of model"):
         open_model(parse_spec(f"x=timm/resnet34:{tmp_path / 'resnet' / 'model.safetensors'}"), tmp_path)
 
