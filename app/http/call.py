@@ -221,14 +221,6 @@ async def read_form(headers: Fields, body: Body) -> tuple[dict[str, str], dict[s
     return fields, files
 
 
-class _FormParser(MultiPartParser):
-    """Parser to which a part with `filename*` alone is a file, too: some clients name it so beyond ASCII."""
-
-    def on_header_end(self) -> None:
-        self._current_partial_header_value = self._current_partial_header_value.replace(b"filename*=", b"filename=")
-        super().on_header_end()
-
-
 @contextlib.asynccontextmanager
 async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[list[tuple[str, UploadFile | str]]]:
     """Open the parts of a form for as long as the context. Raises INVALID_REQUEST."""
@@ -241,7 +233,7 @@ async def _form(content_type: str, body: Body, max_files: int) -> AsyncIterator[
             yield bytes(view[start : start + _PIECE_BYTES])
 
     headers = Headers({"content-type": content_type})
-    parser = _FormParser(headers, stream(), max_files=max_files, max_fields=100)
+    parser = MultiPartParser(headers, stream(), max_files=max_files, max_fields=100)
     # All of the body is in memory already: a second copy in a temporary file would be slower and could fail.
     parser.spool_max_size = len(body) + 1
     try:
@@ -275,7 +267,7 @@ async def _single_part(content_type: str, body: Body) -> memoryview | None:
     if not body.startswith(opening) or head_end < 0 or last < head_end + 4 or body[last + len(closing) :].strip():
         return None
     head = body[len(opening) : head_end].lower()
-    if b"filename=" not in head.replace(b"*=", b"=") or b"content-transfer-encoding" in head:
+    if b"filename=" not in head or b"content-transfer-encoding" in head:
         return None
     following = b"\r\n" + opening
     for start in range(head_end, last, _PIECE_BYTES):

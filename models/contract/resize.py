@@ -87,7 +87,7 @@ FULL_DECODE_PIXELS = 4_000_000
 DECODE_RATIO = 4
 # Beyond this, resizing all of a long strip only to cut out its centre would cost memory without bound.
 _LONGEST_STRIP = 4
-_LONGEST_STRIP_BY_PILLOW = 64  # If the result must be Pillow's.
+_LONGEST_WHOLE_STRIP = 128  # If the result must be Pillow's, or is not averaged.
 GREY = 114
 ResizeHow = Literal["letterbox", "stretch", "top-left", "centre"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -304,20 +304,17 @@ class Centre(Resize):
         covered_height, covered_width = covered = _covered(image.shape[0], image.shape[1], width, height)
         exact, kernel = covered == image.shape[:2], Image.Resampling[self.interpolation.upper()]
         strip_of = max(target) / min(target) if self.keep != "within" else 1
-        if self.by == "pillow" and exact and strip_of <= _LONGEST_STRIP_BY_PILLOW:
+        if self.by == "pillow" and exact and strip_of <= _LONGEST_WHOLE_STRIP:
             # All in one call: Pillow chooses which pass comes first, and chose otherwise before version 13.
             whole = Image.fromarray(image.numpy()).resize((target_width, target_height), kernel)
             paste(torch.from_numpy(np.array(whole)), -left, -top, self.pad, out)
             return self.placement(width, height)
-        if strip_of > _LONGEST_STRIP:
+        if strip_of > (_LONGEST_STRIP if self.antialias else _LONGEST_WHOLE_STRIP):
             x_step, y_step = covered_width / target_width, covered_height / target_height
             x, y = max(0, left), max(0, top)
             right, bottom = min(target_width, left + crop_width), min(target_height, top + crop_height)
             box, size = (x * x_step, y * y_step, right * x_step, bottom * y_step), (right - x, bottom - y)
-            if self.antialias:
-                strip = torch.from_numpy(np.array(Image.fromarray(image.numpy()).resize(size, kernel, box)))
-            else:
-                strip = _sampled(image, np.array(box), size, self.interpolation)
+            strip = torch.from_numpy(np.array(Image.fromarray(image.numpy()).resize(size, kernel, box)))
             paste(strip, x - left, y - top, self.pad, out)
             return self.placement(width, height)
         # torch rounds image * factor down to the target: not below it, whatever the last digit of the product.
@@ -388,21 +385,6 @@ def _resized(
         mode=resize.interpolation,
         antialias=resize.antialias,
     )[0].permute(1, 2, 0)
-
-
-def _sampled(image: Tensor, box: Array, size: tuple[int, int], interpolation: str) -> Tensor:
-    """Resize a box (left, top, right, bottom) of an image, uint8 [h, w, 3], to (width, height) without averaging."""
-    import torch
-    from torch.nn import functional
-
-    first, last = np.maximum(box[:2].astype(int) - 2, 0), box[2:].astype(int) + 3  # As far as the kernels reach.
-    part = image[first[1] : last[1], first[0] : last[0]].permute(2, 0, 1)[None].float()
-    full = part.shape[:1:-1]
-    (width, height), (x, y) = (box[2:] - box[:2]) / full, (box[:2] + box[2:] - 2 * first) / full - 1
-    theta = torch.tensor([[[width, 0, x], [0, height, y]]]).float()
-    grid = functional.affine_grid(theta, [1, 3, *size[::-1]], align_corners=False)
-    found = functional.grid_sample(part, grid, interpolation, "border", align_corners=False)
-    return found[0].round_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0)
 
 
 def _covered(image_height: int, image_width: int, width: int, height: int) -> tuple[float, float]:

@@ -180,8 +180,7 @@ def multipart(head: str, content: bytes) -> bytes:
 
 def test_a_field_of_a_form_is_refused_by_name_except_where_other_servers_left_it_alone() -> None:
     """It would change nothing, and its sender would not know."""
-    file = multipart("Content-Disposition: form-data; name=\"file\"; filename*=UTF-8''a.jpg", b"\xff\xd8 image")
-    assert images(file, "multipart/form-data; boundary=x") == [b"\xff\xd8 image"]
+    file = multipart('Content-Disposition: form-data; name="file"; filename="a.jpg"', b"\xff\xd8 image")
     form = multipart('Content-Disposition: form-data; name="top_k"', b"3").removesuffix(b"--x--\r\n") + file
     with pytest.raises(ServiceError, match="field 'top_k' is not read here; parameters belong in the query"):
         images(form, "multipart/form-data; boundary=x")
