@@ -164,8 +164,7 @@ class Access:
         self._wanted = _WANTED | {_LABELLING_KEY} if "x-anylabeling" in split(settings.compat) else _WANTED
         self._limits = limits if self.keys else replace(limits, priority=HIGHEST_PRIORITY)
         self._callers: dict[str, tuple[Key, Caller]] = {}  # By key, as long as the file has it unchanged.
-        # A rebound web page has no key. Names are checked on loopback all the same: a service there is meant for
-        # this machine alone.
+        # A rebound web page has no key. Names are checked on loopback, too: a service there is for this machine alone.
         checked = self.keys is None or (not hosted and is_loopback(settings.host))
         names = split(settings.allowed_hosts)
         self._hosts: dict[Bind, Hosts] = {

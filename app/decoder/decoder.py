@@ -6,19 +6,16 @@ Owns: the meaning of a job, and an answer for every failure. Must not know socke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from app.decoder.messages import MAX_TEXT, Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.images.decoding import Encoded, decode, part_of
 from app.images.header import Header, ImageTooLargeError, InvalidImageError, check_pixels, read_header
+from app.processes.arena import Arena
 from app.processes.channel import reader
 from models import PixelModel, Placement
 from models.contract.cascade import Region
-
-if TYPE_CHECKING:
-    from app.processes.arena import Arena
 
 _regions = reader(tuple[int, Region])
 

@@ -13,16 +13,13 @@ import gc
 import os
 import socket
 import time
-from typing import TYPE_CHECKING
 
 from app import logs
 from app.decoder.messages import PACKET_BYTES, DecodePlan, Inbox, Job
+from app.processes.arena import Arena
 from app.processes.channel import close_all, reader, to_packet
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
-
-if TYPE_CHECKING:
-    from app.processes.arena import Arena
 
 _LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
 

@@ -20,7 +20,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -50,11 +50,8 @@ from app.worker.messages import (
     WorkerPlan,
 )
 from app.worker.results import Arrays, map_large, read_results
-from models import WeightsError
+from models import Model, WeightsError
 from models.weights.opened import mend
-
-if TYPE_CHECKING:
-    from models import Model
 
 log = logging.getLogger("anychip.workers")
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from app import logs
+from app.decoding.waiting import PendingImage
 from app.link import Reply, ServedModel, Terms
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import FreeSlots
 from app.scheduling.queue import ENDED, Item
 from models import Model, Options, Placement, TensorOptions
-
-if TYPE_CHECKING:
-    from app.decoding.waiting import PendingImage
-
 
 NOWHERE = Placement(0, 0)
 """Placement of a row of tensors."""

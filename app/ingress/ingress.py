@@ -184,9 +184,7 @@ class Call(ABC, Generic[Answer]):
 
     @abstractmethod
     async def prepare(self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease) -> Run[Answer]:
-        """Read the body, and return the function that computes the answer. Raises INVALID_REQUEST; may change the
-        terms.
-        """
+        """Read the body, and return the function that computes the answer. Raises INVALID_REQUEST; may change terms."""
 
     @abstractmethod
     def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Awaitable[Answer]:
@@ -244,9 +242,7 @@ class Ingress:
             each.interrupt(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
-        """Run `function` in a thread, and return its result. It must release the GIL, and be too long for the event
-        loop.
-        """
+        """Run `function` in a thread, and return its result. It must release the GIL, and be long for an event loop."""
         return await self._threads.run(function, *arguments)
 
     async def answer(self, call: Call[Answer]) -> Answer:

@@ -101,9 +101,7 @@ class Residency:
         return sorted((each for each in self.tenants.values() if each.place is place), key=lambda each: -each.used_s)
 
     def ask(self, name: str, now: float, busy: Busy, client: str = "") -> float:
-        """Note that a client asks for a model; return the seconds until it should be resident: 0 if it is, infinite if
-        unknown.
-        """
+        """Note that a client asks for a model; return the seconds until it should be resident; infinite if unknown."""
         tenant = self.tenants[name]
         tenant.used_s = tenant.clients[client] = now
         tenant.clients.move_to_end(client)

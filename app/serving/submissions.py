@@ -87,9 +87,7 @@ class Filling:
         self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
     def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float | None:
-        """Return the seconds that the last of `images` new images of a request will wait for a decoder; None while
-        unknown.
-        """
+        """Return the seconds that the last of `images` new images will wait for a decoder; None while unknown."""
         if self._decoders is None or pool.passes_files or not isinstance(pool.model, PixelModel):
             return 0.0
         return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)

@@ -111,8 +111,7 @@ class _GraphExecutable(StreamedExecutable):
         self._captured: dict[tuple[int, int], _Captured] = {}  # By the address of the input, and the size.
         module = torch.get_device_module(torch.device(device).type)
         pool = module.graph_pool_handle() if hasattr(module, "graph_pool_handle") else None
-        # The largest first: the smaller ones then find their memory in the pool. It is one for all, as one runs at a
-        # time.
+        # The largest first: the smaller ones find their memory in the pool, one for all, as one runs at a time.
         each = [self._inputs[turn][:size] for size in reversed(batch_sizes) for turn in range(self.depth)]
         for pixels in each:
             captured = _capture(network, pixels, module, kind, pool, copies=copies)
@@ -122,9 +121,7 @@ class _GraphExecutable(StreamedExecutable):
             self._compare(network, pixels)
 
     def _compare(self, network: Network, pixels: Tensor) -> None:
-        """Compare a replay with the network: a step on the host is not in the graph, so a replay answers for other
-        images.
-        """
+        """Compare a replay with the network: a step on the host is not in the graph, and answers for other images."""
         noise = torch.randint(0, 256, pixels.shape, generator=torch.Generator().manual_seed(len(pixels)))
         pixels.copy_(noise.to(torch.uint8))
         expected = [output.cpu().double() for output in network(pixels)]

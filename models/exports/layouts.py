@@ -192,8 +192,6 @@ def mapped(
     """
     most, count = float(seen.max()), len(about.labels or ())
     is_whole, of_classes = bool((seen == seen.round()).all() and seen.min() >= 0), axes == 3 or integers
-    if not is_whole and about.scores != "logits":
-        _check_scale(seen)
     if of_classes and not is_whole:
         raise ValueError("its map [n, h, w] has fractions or numbers below 0: let the network give scores [n, 1, h, w]")
     if of_classes or (is_whole and not is_layer and (most > 1 or count > 2)):

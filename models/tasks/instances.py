@@ -287,8 +287,7 @@ def _sampled(values: Array, steps: Pair, offsets: Pair, size: Pair, scratch: _Sc
     """Sample [h, w] bilinearly at x * step + offset; return the place of the first sample in the result, too."""
     (step_x, step_y), (x, y), (width, height) = map(float, steps), map(float, offsets), map(int, size)
     factor_x, factor_y = round(1 / step_x), round(1 / step_y)
-    # If each value becomes a whole number of samples, enlarging all of them is seven times as fast, with the same
-    # result.
+    # If each value becomes a whole number of samples, enlarging all is seven times as fast, with the same result.
     shift_x, shift_y = (x + 0.5) * factor_x - 0.5, (y + 0.5) * factor_y - 0.5
     first_x, first_y = round(shift_x), round(shift_y)
     enlarged = values.shape[1] * factor_x, values.shape[0] * factor_y

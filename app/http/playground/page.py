@@ -6,14 +6,12 @@ import gzip
 import hashlib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from app.errors import ServiceError
-
-if TYPE_CHECKING:
-    from app.link import Link
+from app.link import Link
 
 PREFIX = "/playground"
 _TYPES = {
