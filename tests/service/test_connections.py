@@ -37,9 +37,7 @@ _INITIAL_WINDOW = 4
 
 
 class Http2Client:
-    """Connection from an address. `window`: how much of each answer it takes before it must ask for more; it
-    never asks.
-    """
+    """Connection from an address. `window`: how much of each answer it takes; it never asks for more."""
 
     def __init__(self, port: int, source: str = "127.0.0.1", window: int = 65535) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S, (source, 0))

@@ -70,9 +70,7 @@ def uses(source: str, shared: str) -> bool:
 
 
 def users(path: str, sources: Mapping[str, str]) -> set[str]:
-    """Return the test files that use what they share: themselves, by other shared files, or by their folder's
-    conftest.py.
-    """
+    """Return the test files that use what they share: themselves, by other files, or by their folder's conftest.py."""
     found, waiting, seen = set(), [path], {path}
     while waiting:
         shared = waiting.pop()

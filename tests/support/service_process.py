@@ -92,9 +92,7 @@ def free_port() -> int:
 
 
 def cache_in(folder: Path) -> str:
-    """Make a cache for --cache-dir that shares the compiled simulated device, as compiling takes longer than most
-    tests.
-    """
+    """Make a cache for --cache-dir that shares the compiled simulated device: compiling takes longer than tests."""
     compiled = Path("~/.cache/anychip/simulated").expanduser()
     compiled.mkdir(parents=True, exist_ok=True)
     cache = folder / "cache"

@@ -55,9 +55,7 @@ class Sums(PixelModel):
 
 
 class Answering(Executable):
-    """Answers as the network, but for what `becomes` makes of it, and counts its images; all batches of a size share
-    their memory.
-    """
+    """Answers as the network, but for what `becomes` makes of it; counts images; batches of a size share memory."""
 
     def __init__(self, becomes: Any = lambda outputs: outputs, sizes: tuple[int, ...] = SIZES) -> None:
         super().__init__("cpu:0", sizes, SHAPE)

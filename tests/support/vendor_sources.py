@@ -139,9 +139,7 @@ def _misfit(arguments: ast.arguments, positional: int, keywords: list[str]) -> s
 
 @functools.cache
 def wheel(package: str, version: str = "") -> Path | str:
-    """Return the wheel of a version, by default the newest on the registry, in the cache directory; or why there is
-    none.
-    """
+    """Return the wheel of a version, by default the registry's newest, in the cache directory; or why there is none."""
     CACHE.mkdir(parents=True, exist_ok=True)
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in range(17, 40)]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version=3.11"]

@@ -1,6 +1,4 @@
-"""models.weights.checkpoint and models.weights.unpickle: every form of weight file, and every way one can be
-wrong or hostile.
-"""
+"""models.weights.checkpoint and unpickle: every form of weight file, and every way one is wrong or hostile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Fuzzed weight files: models.weights.unpickle and models.weights.checkpoint answer or refuse, soon and in little
-memory.
-"""
+"""Fuzzed weight files: models.weights.unpickle and checkpoint answer or refuse, soon and in little memory."""
 
 from __future__ import annotations
 

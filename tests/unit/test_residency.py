@@ -74,9 +74,7 @@ load_times = st.lists(st.sampled_from([0.05, 0.2, 1.0, 4.0, 20.0]), min_size=5, 
 @settings(max_examples=300, deadline=None)
 @given(histories, sizes, load_times)
 def test_whatever_happens_the_budget_holds_nobody_in_use_goes_and_loads_have_a_bound(events, sizes_mb, loads_s):
-    """Requests that are answered once their model is there, requests that hold theirs until they are dropped, slow
-    loads and failures.
-    """
+    """Requests that are answered once their model is there, that hold theirs until dropped, slow loads, failures."""
     tenants = [
         Tenant(f"m{number}", size * MB, load_s)
         for number, (size, load_s) in enumerate(zip(sizes_mb, loads_s, strict=True))
