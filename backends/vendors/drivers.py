@@ -28,6 +28,7 @@ _CANN_FILES = (
     ("version.cfg", r"(?m)^runtime_running_version=\[[^:\]]*:([^\]]+)\]"),
 )
 CANN_OF_TORCH_NPU: Mapping[str, str] = {
+    "2.12.0.post3": "9.1",
     "2.12.0.post2": "9.1",
     "2.12.0": "9.1",
     "2.11.0.post2": "9.1",
@@ -54,7 +55,7 @@ CANN_OF_TORCH_NPU: Mapping[str, str] = {
     "2.5.1": "8.1",
     "2.4.0.post4": "8.1",
 }
-"""Table torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of Ascend/pytorch, TorchNPU 26.1.1."""
+"""Table torch_npu -> CANN, of each CANN the newest first: COMPATIBILITY.en.md of TorchNPU 26.1.1, and PyPI."""
 
 
 def driver_version(files: Iterable[tuple[str, str]], root: Path = Path("/")) -> str:

@@ -75,8 +75,8 @@ def test_what_cannot_be_set_up_is_refused_with_the_remedy(seen, kind, says, monk
 @pytest.mark.parametrize(
     ("cann", "torch", "plugin"),
     [
-        ("", "2.12.0", "2.12.0.post2"),
-        ("9.1.0", "2.12.0", "2.12.0.post2"),
+        ("", "2.12.0", "2.12.0.post3"),
+        ("9.1.0", "2.12.0", "2.12.0.post3"),
         ("9.0.0", "2.10.0", "2.10.0"),
         ("8.3.RC1", "2.7.1", "2.7.1"),  # 2.8.0 is newer, and leaks.
         ("8.2.RC1", "2.6.0", "2.6.0"),
