@@ -33,6 +33,11 @@ class Question(NamedTuple):
 
 
 QUESTIONS: dict[str, Question] = {
+    "tensorrt": Question(
+        "commands:tensorrt",
+        "engines of TensorRT for both sample models, their answers and their rates",
+        "whether `tensorrt` stays the first engine that `auto` tries on NVIDIA",
+    ),
     "link": Question(
         "link",
         "GB a second each way, of pageable, pinned and locked memory; gathering; topology",
@@ -65,6 +70,11 @@ QUESTIONS: dict[str, Question] = {
         "commands:load_decoded_by_card",
         "the same of one service whose files the card decodes",
         "whether 8,000 a second are to be had from one service",
+    ),
+    "load-decoded-ingresses": Question(
+        "commands:load_decoded_by_ingresses",
+        "the same with 0, 2 and 4 ingresses",
+        "whether `--ingresses` is 0 by default beside a card",
     ),
     "decoders": Question(
         "decoders",

@@ -35,6 +35,13 @@ def contract(asked: Asked) -> dict[str, Any]:
     return _run([*command, *more], {**variables, "PHOTOGRAPHS": str(photographs)})
 
 
+def tensorrt(asked: Asked) -> dict[str, Any]:
+    """Build engines of TensorRT for both sample models in each of its precisions, check their answers, measure them."""
+    sizes = ",".join(map(str, asked.sizes))
+    options = ("--device", asked.device, "--engines", "tensorrt", "--parts", "engines", "--sizes", sizes)
+    return _command(asked, ("app", "verify"), (*options, "--budget-s", "270", "--out", str(asked.out / "tensorrt")))
+
+
 def verify(asked: Asked) -> dict[str, Any]:
     """Measure what serves by default, through the gate, and the memory that batches leave behind."""
     sizes = ",".join(map(str, asked.sizes))
@@ -58,6 +65,13 @@ def load_decoded_by_card(asked: Asked) -> dict[str, Any]:
     """Load one service whose files the card decodes."""
     options = ("--device", asked.device, "--services", "1", "--seconds", "5", "--rounds", "1")
     more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode.json"))
+    return _command(asked, ("benchmarks.card_load",), (*options, *more))
+
+
+def load_decoded_by_ingresses(asked: Asked) -> dict[str, Any]:
+    """Load one service whose files the card decodes, with 0, 2 and 4 ingresses."""
+    options = ("--device", asked.device, "--services", "1", "--ingresses", "0,2,4", "--seconds", "5", "--rounds", "1")
+    more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode_ingresses.json"))
     return _command(asked, ("benchmarks.card_load",), (*options, *more))
 
 
