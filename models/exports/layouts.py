@@ -34,7 +34,7 @@ MOST_DETECTIONS = 300
 """Most boxes in an answer of torchvision's detectors: at least as many as its own networks give (100 to 300)."""
 _LEAST_PROBABILITY = 1e-12
 _LEAST_TOTAL, _ROUNDED = 10.0, 0.05
-_SCALES = (100, 255)
+_SCALES, _LEAST_USUAL = (100, 255), 5.0
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
@@ -206,10 +206,10 @@ def mapped(
 
 
 def _check_scale(seen: Tensor) -> None:
-    """Raise ValueError for numbers within 0 to 100 or 255, which logits leave where the input is multiplied."""
-    least, most = float(seen.min()), float(seen.max())
+    """Raise ValueError for numbers within 0 to 100 or 255: logits of this size leave it for a multiplied input."""
+    least, most, usual = float(seen.min()), float(seen.max()), float(seen.amax(1).median())
     scale = next((each for each in _SCALES if most <= each * (1 + _WHOLE)), 0)
-    if least >= 0 and most > _LEAST_TOTAL and scale:
+    if least >= 0 and usual > _LEAST_USUAL and scale:
         raise ValueError(
             f"its scores are {least:.3g} to {most:.3g}, as a sigmoid's times {scale}: divide them by {scale} in the "
             'network, or state "scores": "logits"'
