@@ -126,9 +126,11 @@ def versions(*packages: str) -> dict[str, str]:
     """Return the versions of these packages and the vendors' packages that are installed. Imports torch."""
     import torch
 
+    from backends import BACKENDS
     from backends.vendors.table import SOFTWARE
 
-    found = {package: version for package in (*packages, *SOFTWARE) if (version := version_of(package))}
+    every = (*packages, *SOFTWARE, *(each for backend in BACKENDS for each in backend.facts.packages))
+    found = {package: version for package in every if (version := version_of(package))}
     return {**found, "torch": str(torch.__version__)}  # With the tag of its build.
 
 
