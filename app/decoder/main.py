@@ -77,12 +77,6 @@ def prepare_to_decode() -> None:
     decoding.library()
 
 
-def _close_all_but(*kept: int) -> None:
-    """Close all descriptors but the streams and those kept: the starter of the service may have left others open."""
-    # The one that listed them is closed already.
-    close_all({int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept})
-
-
 def _leave_streams() -> None:
     """Drop the output of libraries: libjpeg and others write to stderr for strange images, without form or request."""
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -95,10 +89,11 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
     name_process("anychip-decoder")
     import torch
 
-    from app.processes.arena import Arena
     from models.confinement import confine_decoder
 
-    _close_all_but(*arena_descriptors, connection_descriptor, inbox_descriptor)
+    # The starter of the service may have left others open.
+    kept = {0, 1, 2, *arena_descriptors, connection_descriptor, inbox_descriptor}
+    close_all({int(name) for name in os.listdir("/proc/self/fd")} - kept)
     connection = socket.socket(fileno=connection_descriptor)
     arena = Arena.opened(plan.pools, *arena_descriptors, memories=plan.memories)
     inbox = Inbox(plan.buffers, plan.buffer_bytes, inbox_descriptor)

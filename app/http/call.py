@@ -30,7 +30,7 @@ from app.ingress.ingress import Call, Ingress, Run
 from app.link import Encoded, Link, ServedModel, Terms
 from app.protocols.documents import packed_instances, read_instances, unpack
 from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS, check_names
-from app.protocols.parameters import DEFAULT_OPTIONS, deadline_s, pairs_of, read, read_headers, read_options
+from app.protocols.parameters import deadline_s, pairs_of, read, read_headers, read_options
 from models import Options
 from models.tasks.tiles import Tiling
 
@@ -291,8 +291,6 @@ def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float 
 
     Raises INVALID_REQUEST, also for other names and repeated ones, unless `any_name` ignores them.
     """
-    if not query:
-        return DEFAULT_OPTIONS, None, None
     pairs = pairs_of(query)
     names, known = [name for name, _ in pairs], [row.name for row in QUERY]
     check_names(names, QUERY)

@@ -90,7 +90,7 @@ _BRANDS = {
 }
 
 _BINARY = re.compile(rb"[\0\r\n]")  # Bytes that `curl -d @cat.jpg` leaves out.
-BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 _LEAST_BYTES = 64
 _BINARY_WITHIN = 4096
 """Bytes within which a header of every format has a zero or a line end: in lengths, positions, signatures."""
@@ -138,13 +138,18 @@ def has_lost_bytes(data: bytes | bytearray | memoryview) -> bool:
     return _BINARY.search(begin) is None and not bytes(begin).isascii()
 
 
+def begins_as_image(data: bytes | bytearray | memoryview) -> bool:
+    """Return True if the first bytes are those of a usual format."""
+    return bytes(data[:4]).startswith(_BEGINNINGS)
+
+
 def read_header(data: bytes | bytearray | memoryview) -> Header:
     """Return the header of an encoded image; costs microseconds. Raises InvalidImageError.
 
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
     view = memoryview(data)
-    if len(view) >= _LEAST_BYTES and bytes(view[:4]).startswith(BEGINNINGS) and has_lost_bytes(view):
+    if len(view) >= _LEAST_BYTES and begins_as_image(view) and has_lost_bytes(view):
         raise InvalidImageError("the image has lost its zeros and line ends, as curl -d sends it: use --data-binary")
     format_, read = _reader(bytes(view[:64]))
     try:

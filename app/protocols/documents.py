@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from app.errors import invalid_request
-from app.images.header import BEGINNINGS
+from app.images.header import begins_as_image
 from app.protocols import wire
 from app.protocols.options import check_names
 from app.protocols.wire import BYTES, checked_count, checked_shape
@@ -36,7 +36,7 @@ def loaded(body: wire.Buffer, instead: str = "with its own Content-Type, such as
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if bytes(body[:4]).startswith(BEGINNINGS):
+        if begins_as_image(body):
             raise invalid_request(f"the body is an image and not JSON; send it {instead}") from None
         raise invalid_request(f"the body is not JSON: {error}{hint}") from None
 

@@ -111,8 +111,8 @@ def _meaning(name: str) -> str:
 
 def check_names(names: Iterable[str], rows: Iterable[Parameter] = (), place: str = "request's parameters") -> None:
     """Raise INVALID_REQUEST for a name that means a parameter of ours and is none of the rows; `place`: of options."""
-    known = [row.name for row in rows]
     distinct = dict.fromkeys(names)
+    known = [row.name for row in rows] if distinct else []
     if len(distinct) > _MOST_NAMES:
         raise invalid_request(f"{len(distinct)} parameters are more than the {_MOST_NAMES} a request may name")
     for name in distinct:

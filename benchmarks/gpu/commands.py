@@ -51,28 +51,29 @@ def verify(asked: Asked) -> dict[str, Any]:
 
 def load(asked: Asked) -> dict[str, Any]:
     """Load one service, and several that share the card."""
-    options = ("--device", asked.device, "--services", "1,2,4", "--seconds", "5", "--rounds", "1")
-    return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load.json")))
+    return _load(asked, "card_load", "--services", "1,2,4")
 
 
 def load_by_ingresses(asked: Asked) -> dict[str, Any]:
     """Load one service with 0, 2, 4 and 8 ingresses."""
-    options = ("--device", asked.device, "--services", "1", "--ingresses", "0,2,4,8", "--seconds", "5", "--rounds", "1")
-    return _command(asked, ("benchmarks.card_load",), (*options, "--json", str(asked.out / "card_load_ingresses.json")))
+    return _load(asked, "card_load_ingresses", "--services", "1", "--ingresses", "0,2,4,8")
 
 
 def load_decoded_by_card(asked: Asked) -> dict[str, Any]:
     """Load one service whose files the card decodes."""
-    options = ("--device", asked.device, "--services", "1", "--seconds", "5", "--rounds", "1")
-    more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode.json"))
-    return _command(asked, ("benchmarks.card_load",), (*options, *more))
+    return _load(asked, "card_load_decode", "--services", "1", "--options", "--decode device")
 
 
 def load_decoded_by_ingresses(asked: Asked) -> dict[str, Any]:
     """Load one service whose files the card decodes, with 0, 2 and 4 ingresses."""
-    options = ("--device", asked.device, "--services", "1", "--ingresses", "0,2,4", "--seconds", "5", "--rounds", "1")
-    more = ("--options", "--decode device", "--json", str(asked.out / "card_load_decode_ingresses.json"))
-    return _command(asked, ("benchmarks.card_load",), (*options, *more))
+    more = ("--ingresses", "0,2,4", "--options", "--decode device")
+    return _load(asked, "card_load_decode_ingresses", "--services", "1", *more)
+
+
+def _load(asked: Asked, name: str, *options: str) -> dict[str, Any]:
+    """Send JPEGs over HTTP with these options; write the figures to a file of this name."""
+    every = ("--device", asked.device, "--seconds", "5", "--rounds", "1", "--json", str(asked.out / f"{name}.json"))
+    return _command(asked, ("benchmarks.card_load",), (*every, *options))
 
 
 def _command(asked: Asked, command: tuple[str, ...], options: tuple[str, ...]) -> dict[str, Any]:

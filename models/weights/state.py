@@ -58,13 +58,13 @@ def fitted_within(found: Checkpoint, name: str, fitted: Callable[[Checkpoint], F
             f"the network is there {len(fitting)} times, its names under the prefixes {said}: save the state_dict() of "
             "the one to be served."
         )
-    for prefix, fit in fitting.items():
-        more = sorted(each for each in found.state if not each.startswith(prefix) and not OF_TRAINING.match(each))
-        if more:
-            said = ", ".join(more[:3])
-            raise WeightsError(f"The network is a part of another one, under {prefix!r}, which also has {said}.")
-        return fit
-    return fitted(found)
+    if not fitting:
+        return fitted(found)
+    [(prefix, fit)] = fitting.items()
+    more = sorted(each for each in found.state if not each.startswith(prefix) and not OF_TRAINING.match(each))
+    if said := ", ".join(more[:3]):
+        raise WeightsError(f"The network is a part of another one, under {prefix!r}, which also has {said}.")
+    return fit
 
 
 def check_fits(architecture: str, state: State, expected: State) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import math
 import os
 import socket
-import time
 from types import SimpleNamespace
 
 import msgspec
@@ -144,7 +143,7 @@ class Ingress:
         self.link.heard(message)
 
     def reserve(self, count=1, lasts_s=60.0, model=0, **terms):
-        return self.link.reserve(self.forms[model], count, Terms(time.monotonic() + lasts_s, **terms))
+        return self.link.reserve(self.forms[model], count, Terms(clock.monotonic() + lasts_s, **terms))
 
     def submit(self, room, tokens=(0,), content=IMAGE, options=None, position=0):
         self.link.submit(room, tokens, content, options or Options(), position)
@@ -330,7 +329,7 @@ async def test_a_refusal_of_the_owner_arrives_with_its_code_and_is_counted_there
         lasts_s, count = 2000.0 if why == "deadline" else 60.0, 1 if asks else 2
         if asks:
             with pytest.raises(ServiceError) as refused:
-                await fleet.ingress.link.check(fleet.ingress.forms[0], Terms(time.monotonic() + lasts_s))
+                await fleet.ingress.link.check(fleet.ingress.forms[0], Terms(clock.monotonic() + lasts_s))
             code = refused.value.code
         else:
             with fleet.ingress.reserve(count, lasts_s) as room:
@@ -619,7 +618,7 @@ async def test_a_request_of_an_ingress_is_answered_as_one_of_the_owners_own():
         moved = counting(fleet._metrics)
         replies = Replies(link)
         heard = []
-        with link.reserve(forms[0], 3, Terms(time.monotonic() + 60)) as room:
+        with link.reserve(forms[0], 3, Terms(clock.monotonic() + 60)) as room:
             submitted = [replies.submit(room, IMAGE, Options(), number)[0] for number in range(3)]
             await turns()
             replies.cancel(submitted[1][0])

@@ -104,9 +104,10 @@ class PredictCall(HttpCall[Answer]):
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
         terms = super().terms(settings)
         query = self.request.scope["query_string"]
-        self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
-        if timeout_ms is not None:
-            terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
+        if query:
+            self._options, timeout_ms, self._tiling = read_query(query, any_name=self._any_type)
+            if timeout_ms is not None:
+                terms.deadline_s = deadline_s(self.context.started_s, timeout_ms / 1e3)
         return terms
 
     async def asked(  # noqa: D102
