@@ -256,8 +256,12 @@ def _chosen(root: Mapping[Any, Any]) -> tuple[str, ...]:
         measured = {key: _most(root[key], {}, ".running_mean") for key in found if isinstance(root[key], Mapping)}
         if any(measured.values()):
             found.sort(key=lambda key: measured.get(key) == 0)
-    least = counts[id(root[found[0]])] - 1 if found else _count(root)
-    others = [key for key, value in root.items() if isinstance(key, str) and _most(value, counts) > max(0, least)]
+    least = 0 if found else _count(root)
+    for value in root.values():
+        if not least and isinstance(value, Mapping) and isinstance(value.get("weight"), StoredTensor | Tensor):
+            counts[id(value)] = 1  # A layer by itself: the names of its tensors have no dot.
+    named = [key for key in root if isinstance(key, str) and not OF_TRAINING.match(key)]
+    others = [key for key in named if _most(root[key], counts) > least]
     if found:
         return (*found, *(key[:50] for key in others[:9] if key not in found and key.isidentifier()))
     if len(others) > 1:

@@ -63,8 +63,9 @@ def test_a_torch_whose_unpickler_can_be_made_to_run_code_reads_no_file_with_it(
         lambda state: {"model": state, "ema": {"decay": 0.9, "updates": torch.ones(1)}},
         lambda state: {"model": {"depth": 3}, "checkpoint": {"model": {"state_dict": state}, "ema": {}}},
         lambda state: {name: torch.nn.Parameter(value) for name, value in state.items()},
+        lambda state: {"net": state, "criterion": {"weight": torch.ones(3)}},
     ],
-    ids=["dict", "model entry", "average not begun", "within entries", "parameters"],
+    ids=["dict", "model entry", "average not begun", "within entries", "parameters", "beside a loss"],
 )
 def test_a_state_dict_is_found_however_it_was_saved(tmp_path: Path, wrap: Any, legacy: bool) -> None:
     path = tmp_path / "a.pth"
@@ -112,6 +113,13 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, suffix: str) -> Non
 def test_what_is_no_tensor_is_named(tmp_path: Path, legacy: bool, entry: Any, said: str) -> None:
     torch.save({"fc.weight": entry()}, tmp_path / "a.pth", _use_new_zipfile_serialization=not legacy)
     with pytest.raises(WeightsError, match=said):
+        read(tmp_path / "a.pth")
+
+
+def test_a_layer_beside_the_state_dict_is_a_network_of_its_own(tmp_path: Path) -> None:
+    head = {"weight": torch.ones(3, 4), "bias": torch.ones(3)}
+    torch.save({"backbone": small_state(), "head": head}, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="several networks, under 'backbone', 'head': save one of them"):
         read(tmp_path / "a.pth")
 
 
