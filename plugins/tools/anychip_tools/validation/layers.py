@@ -123,10 +123,11 @@ class TracedNetwork:
 
     def values(self, items: Array) -> dict[str, Tensor]:
         """Return every operator's result in float32 on the CPU, by its node's name."""
-        recorder = _Kept(self.graph(torch.float32))
+        keeping = torch.fx.Interpreter(self.graph(torch.float32), garbage_collect_values=False)
         with torch.no_grad():
-            recorder.run(torch.from_numpy(items))
-        return recorder.kept
+            keeping.run(torch.from_numpy(items))
+        operators = ((node.name, value) for node, value in keeping.env.items() if node.op == "call_function")
+        return {name: value for name, value in operators if isinstance(value, Tensor)}
 
     def errors(self, items: Array, dtype: torch.dtype, device: torch.device, tolerance: float) -> list[LayerError]:
         """Compare each layer on a device with float32 on the CPU, in order of computation."""
@@ -168,18 +169,6 @@ class TracedNetwork:
             operator = _operator_of(node)
             if operator not in _PLAIN:
                 yield Layer(node.name, _path(node), operator)
-
-
-class _Kept(torch.fx.Interpreter):
-    def __init__(self, graph: GraphModule) -> None:
-        super().__init__(graph)
-        self.kept: dict[str, Tensor] = {}
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, Tensor) and n.op == "call_function":
-            self.kept[n.name] = result
-        return result
 
 
 class _Comparison(torch.fx.Interpreter):
