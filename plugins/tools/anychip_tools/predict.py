@@ -190,7 +190,7 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
     return 1 if failed or drawings.failed else 0
 
 
-class _Drawings:
+class _Drawings(contextlib.AbstractContextManager["_Drawings"]):
     """Threads that draw copies of the images while the work goes on, with a bound on those that wait."""
 
     def __init__(self, folder: Path | None, *, announced: bool) -> None:
@@ -199,9 +199,6 @@ class _Drawings:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="draw")
         self._under_way: list[Future[Path]] = []
         self.failed = 0
-
-    def __enter__(self) -> _Drawings:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._wait(0)

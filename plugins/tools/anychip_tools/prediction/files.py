@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -101,7 +101,7 @@ class FileOutcome(NamedTuple):
     encoded: bytes | None = None
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """JSON Lines file of outcomes. Context manager: every line written is in the file at its end, also on errors."""
 
     def __init__(self, path: Path, model: str, *, resume: bool) -> None:
@@ -114,9 +114,6 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab" if resume else "wb")
         self._flushed_s = 0.0
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
