@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import pairwise
 from math import isnan
 from typing import Any
@@ -272,7 +272,8 @@ def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Fin
     """Run every check in turn; a check that raises is a finding, and the next one runs all the same."""
     checks = dict(CHECKS)
     for architecture in architectures:
-        checks[f"{architecture}, sample weights"] = partial(sample_weights_answer, architecture)
+        answered = partial(sample_weights_answer, architecture)
+        checks[f"{architecture}, sample weights"] = update_wrapper(answered, sample_weights_answer)
     for name, check in checks.items():
         computes = name in NEEDS_COMPUTATION or name.endswith("weights")
         if computes and not subject.backend.facts.computes:
@@ -286,12 +287,7 @@ def run_checks(subject: Subject, architectures: tuple[str, ...]) -> Iterator[Fin
         except Exception as error:
             yield Finding(name, "FAIL", f"{type(error).__name__}: {error}"[:500])
         else:
-            yield Finding(name, "PASS", _promise(check))
-
-
-def _promise(check: Callable[[Subject], None]) -> str:
-    documented = check.func if isinstance(check, partial) else check
-    return (documented.__doc__ or "").partition("\n")[0]
+            yield Finding(name, "PASS", (check.__doc__ or "").partition("\n")[0])
 
 
 def _hold(promise: bool, broken: str) -> None:
