@@ -29,9 +29,6 @@ from app.observability.tracing import TRACEPARENT, RequestTrace
 _FREE_S = 5.0  # An upload may take this long at any rate.
 
 
-_Interruption = TypeVar("_Interruption", bound="Interruption")
-
-
 class Interruption:
     """Context within which its task may be interrupted, with a reason; `among` holds it for as long."""
 
@@ -43,7 +40,7 @@ class Interruption:
         self._among = among
         self._reason: Exception | None = None
 
-    def __enter__(self: _Interruption) -> _Interruption:
+    def __enter__(self) -> Interruption:
         if self._among is not None:
             self._among.add(self)
         return self
