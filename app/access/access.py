@@ -35,17 +35,13 @@ HIGHEST_PRIORITY = 100
 """Highest priority of every client if there are no keys."""
 
 
+@functools.lru_cache(1024)
 def client_of(address: str) -> str:
     """Return the client that an address without its port belongs to.
 
     An IPv6 address counts as its /64: a host is given all of it, and could use one address after the other. An IPv4
     address written in IPv6 counts as itself. Any other text ("", a path) is its own name.
     """
-    return _network_of(address) if ":" in address else address
-
-
-@functools.lru_cache(1024)
-def _network_of(address: str) -> str:
     try:
         parsed = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
