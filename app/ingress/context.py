@@ -154,8 +154,6 @@ _RANDOM = random.Random()  # An id need not be hard to guess, and the system's r
 UNKNOWN = Caller("", CallerLimits())
 """Caller before it is known."""
 
-_NOTHING: Mapping[str, str] = {}
-
 UNCOUNTED_BYTES = 64 * 1024
 """Most bytes of an answer that is not counted: each connection may have as much in flight."""
 
@@ -218,7 +216,7 @@ class RequestContext:
         self.status, self.code = 0, "OK"
         self.recorder = Recorder()
         self.traceparent = b""
-        self.subject: Mapping[str, str] = _NOTHING
+        self.subject: Mapping[str, str] = {}
         self.unsent: Lease | None = None
         self.task: asyncio.Task[None] | None = None
         self._need: Need = "open"
