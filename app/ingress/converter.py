@@ -103,7 +103,7 @@ class Converter:
     async def _one(self) -> _Child:
         while self._idle:
             child = self._idle.pop()
-            if child.is_alive():
+            if child.process.poll() is None:
                 return child
             await self._end(child)
         return self._new()
@@ -138,9 +138,6 @@ class _Child:
                 stdout=subprocess.DEVNULL,
                 env={"PATH": os.environ.get("PATH", ""), **_ENVIRONMENT},
             )
-
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
 
     async def ask(self, conversion: Conversion, argument: int, payload: wire.Buffer) -> tuple[int, memoryview]:
         """Return flags and answer. Raises OSError or EOFError when the child has died, or was stopped (SIGSTOP)."""

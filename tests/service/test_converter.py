@@ -44,7 +44,7 @@ async def test_mistakes_are_the_clients_and_end_nobody(converter):
             await converter.convert(documents.packed_instances, 1, body)
         assert caught.value.code == "INVALID_REQUEST"
     [child] = converter._children
-    assert child.is_alive()
+    assert child.process.poll() is None
 
 
 async def test_a_child_that_reads_and_writes_as_fast_as_we_do_keeps_nobody_waiting(converter, monkeypatch):
