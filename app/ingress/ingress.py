@@ -36,7 +36,7 @@ class Replies:
     """Items submitted over a link that have no reply yet."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         self._tokens = count()
         self._futures: dict[int, asyncio.Future[Result]] = {}
         self._loop = asyncio.get_running_loop()
@@ -50,12 +50,8 @@ class Replies:
             future = self._futures[token] = self._loop.create_future()
             tokens.append(token)
             submitted.append((token, future))
-        self._link.submit(room, tokens, content, options, position)
+        self.link.submit(room, tokens, content, options, position)
         return submitted
-
-    def cancel(self, token: int) -> None:
-        """Cancel an item that is not wanted any more: it leaves its queue at once."""
-        self._link.cancel(token)
 
     def _replied(self, token: int, reply: Reply) -> None:
         future = self._futures.pop(token)
@@ -94,7 +90,7 @@ class Items(Generic[T]):
         try:
             result = await future
         except asyncio.CancelledError:
-            self.replies.cancel(token)
+            self.replies.link.cancel(token)  # It leaves its queue at once.
             raise
         served, terms = self.room.served, self.room.terms
         recorder = terms.recorder

@@ -304,7 +304,7 @@ def submit(
             try:
                 return await reply  # type: ignore[no-any-return]
             except asyncio.CancelledError:
-                fleet.replies.cancel(token)
+                fleet.link.cancel(token)
                 raise
 
     return asyncio.ensure_future(result())

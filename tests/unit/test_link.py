@@ -621,7 +621,7 @@ async def test_a_request_of_an_ingress_is_answered_as_one_of_the_owners_own():
         with link.reserve(forms[0], 3, Terms(clock.monotonic() + 60)) as room:
             submitted = [replies.submit(room, IMAGE, Options(), number)[0] for number in range(3)]
             await turns()
-            replies.cancel(submitted[1][0])
+            link.cancel(submitted[1][0])
             await computed(fleet, worker, [(np.float32([number]),) for number in range(3)])
             for _, future in submitted:
                 try:
