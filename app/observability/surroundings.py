@@ -5,7 +5,7 @@ Owns: those series. Must not decide anything.
 
 from __future__ import annotations
 
-import os
+import shutil
 from math import nan
 from pathlib import Path
 
@@ -27,7 +27,6 @@ def free_bytes(folder: Path) -> float:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        place = os.statvfs(folder)
+        return shutil.disk_usage(folder).free
     except OSError:
         return nan
-    return place.f_bavail * place.f_frsize
