@@ -67,18 +67,13 @@ def packed_instances(body: wire.Buffer, max_images: int) -> memoryview:
 
 
 def packed_with_image(body: wire.Buffer, _: int) -> memoryview:
-    """Pack the result of `read_with_image`, for app.ingress.converter."""
-    return pack(*read_with_image(body))
-
-
-def read_with_image(body: wire.Buffer) -> tuple[Document, list[wire.Buffer]]:
-    """Return a JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
+    """Pack a JSON object without its image, and the image: `image` or `file`, in base64. Raises INVALID_REQUEST."""
     document = loaded(body, 'in base64 as the "image" of a JSON object')
     found = document if isinstance(document, dict) else {}
     encoded = next((found.pop(name) for name in ("image", "file") if isinstance(found.get(name), str)), None)
     if encoded is None:
         raise invalid_request('the body must be a JSON object with an "image" or a "file" in base64')
-    return found, [_from_base64(encoded, "the image")]
+    return pack(found, [_from_base64(encoded, "the image")])
 
 
 def _instance(number: int, instance: Any) -> bytes:

@@ -17,7 +17,7 @@ from app.http.call import AsgiRequest, read_query
 from app.http.edge import Cors
 from app.http.routes import predict
 from app.observability.metrics import Recorder
-from app.protocols.documents import read_instances, read_tensors, read_with_image
+from app.protocols.documents import packed_with_image, read_instances, read_tensors, unpack
 from app.protocols.options import INFER, QUERY, VERSION, Parameter, check_names
 
 BEGAN_S = 1000.0
@@ -102,7 +102,7 @@ def sent(text: str) -> list[Any]:
     tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
     _, [packed] = read_tensors(json.dumps({"inputs": [tensor]}).encode(), None)
     [instance] = read_instances(json.dumps({"instances": [{"b64": text}]}).encode(), 1)
-    _, [image] = read_with_image(json.dumps({"image": text}).encode())
+    _, [image] = unpack(packed_with_image(json.dumps({"image": text}).encode(), 0))
     return [instance, bytes(packed)[4:], bytes(image)]
 
 
@@ -120,8 +120,8 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         "tensors": {"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}]},
         "image": {"image": text},
     }[form]
-    reader: dict[str, Any] = {"instances": read_instances, "tensors": read_tensors, "image": read_with_image}
-    more = {"instances": (1,), "tensors": (None,), "image": ()}[form]
+    reader: dict[str, Any] = {"instances": read_instances, "tensors": read_tensors, "image": packed_with_image}
+    more = {"instances": (1,), "tensors": (None,), "image": (0,)}[form]
     with pytest.raises(ServiceError, match=said) as error:
         reader[form](json.dumps(body).encode(), *more)
     assert error.value.status == 400
