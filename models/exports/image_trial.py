@@ -393,8 +393,7 @@ def _has_channels_last(shape: Sequence[int], size: tuple[int, int], is_usual: bo
 
 def _of_all(run: Run, pixels: Tensor, batch: int) -> Tensor:
     count = len(pixels)
-    rows = [torch.arange(first, first + batch) % count for first in range(0, count, batch)]
-    return torch.cat([run(pixels[each])[0].flatten(1) for each in rows])[:count]
+    return torch.cat([run(_batch(pixels, first, batch))[0].flatten(1) for first in range(0, count, batch)])[:count]
 
 
 def _pictures(size: tuple[int, int]) -> Tensor:
