@@ -361,7 +361,7 @@ def _rows(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[T
 
 def _rtdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     boxes, scores, classes, extras = (_columns if how.classes else _rows)(how, outputs, size)
-    return _scaled(boxes, size), scores, classes, extras
+    return _corners(_stretched(boxes, size)), scores, classes, extras
 
 
 def _columns(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -397,7 +397,7 @@ def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
     pairs = probabilities.flatten(1)
     scores, places = pairs.topk(min(pairs.shape[1], max(raw.shape[1], _LEAST_PAIRS)), dim=1)
     queries = (places // how.classes).unsqueeze(2)
-    boxes = _scaled(raw.gather(1, queries.expand(-1, -1, 4)), size)
+    boxes = _corners(_stretched(raw.gather(1, queries.expand(-1, -1, 4)), size))
     own = (queries == torch.arange(how.extras, device=raw.device)).float() if how.extras else None
     return boxes, scores, places % how.classes, own
 
@@ -407,7 +407,7 @@ def _softmax(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
     scores, classes = outputs[how.logits].softmax(2)[..., :-1].max(2)
     scores, places = scores.sort(dim=1, descending=True, stable=True)
     boxes = outputs[how.boxes].gather(1, places.unsqueeze(2).expand(-1, -1, 4))
-    return _scaled(boxes, size), scores, classes.gather(1, places), None
+    return _corners(_stretched(boxes, size)), scores, classes.gather(1, places), None
 
 
 def _mmdeploy(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -440,10 +440,6 @@ def _torchvision(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> 
 def _corners(centred: Tensor) -> Tensor:
     half = centred[..., 2:] / 2
     return torch.cat((centred[..., :2] - half, centred[..., :2] + half), dim=2)
-
-
-def _scaled(centred: Tensor, size: tuple[int, int]) -> Tensor:
-    return _corners(_stretched(centred, size))
 
 
 def _stretched(boxes: Tensor, size: tuple[int, int]) -> Tensor:
