@@ -450,8 +450,7 @@ class Decoders:
             case _:
                 outcome = DecodeFailedError(answer.text)
         if outcome is not None:
-            self._queue.leave(image)
-            image.ended(image, outcome)
+            self._end(image, outcome)
         if self._queue.waiting:
             self.flush_soon()
 
