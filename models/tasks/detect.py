@@ -220,11 +220,10 @@ class Detect(TaskAdapter):
 
     def _strides(self) -> Array:
         """Return the pixels of the input for an error of 1 in a box, float32 [anchors, 1] or [1]."""
-        height, width = self.file.size
         if self.file.distances:
             return np.ones(1, np.float32)
-        each = [np.full((height // s) * (width // s), s, np.float32) for s in self.file.strides]
-        return np.concatenate(each)[:, None] if each else np.full(1, _USUAL_STRIDE, np.float32)
+        strides = self.file.strides
+        return _anchors(self.file.size, strides)[1][:, None] if strides else np.full(1, _USUAL_STRIDE, np.float32)
 
     def _most_alike(self, expected: Sequence[Array], outputs: Sequence[Array], top: Array) -> tuple[Array, Array]:
         """Find the row most like each of the rows `top`, and whether it is not more like another: [n, top]."""
