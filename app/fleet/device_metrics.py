@@ -122,19 +122,17 @@ class ServedStates:
     """Metrics of the models that are served: worker, engine, precision and the findings of the precision gate."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._info = States(metrics.model_info)
-        self._errors = States(metrics.precision_error)
-        self._verdicts = States(metrics.precision_gate)
-        self._load_times = States(metrics.model_load_seconds)
-        self._memory = States(metrics.model_memory_bytes)
+        self._states = (
+            States(metrics.model_info),
+            States(metrics.precision_error),
+            States(metrics.precision_gate),
+            States(metrics.model_load_seconds),
+            States(metrics.model_memory_bytes),
+        )
 
     def show(self, workers: Iterable[WorkerProcess]) -> None:
         """Show the states of `workers`: all workers that are ready."""
-        info: dict[tuple[str, ...], float] = {}
-        errors: dict[tuple[str, ...], float] = {}
-        verdicts: dict[tuple[str, ...], float] = {}
-        load_times: dict[tuple[str, ...], float] = {}
-        memory: dict[tuple[str, ...], float] = {}
+        info, errors, verdicts, load_times, memory = shown = [dict[tuple[str, ...], float]() for _ in self._states]
         for worker in workers:
             for index, on in worker.loaded.items():
                 model = worker.model(index)
@@ -146,8 +144,5 @@ class ServedStates:
                 verdicts |= {(*where, engine, precision): 0 for engine, precision in on.rejected}
                 if on.errors:
                     verdicts[served_by] = 1
-        self._info.show(info)
-        self._errors.show(errors)
-        self._verdicts.show(verdicts)
-        self._load_times.show(load_times)
-        self._memory.show(memory)
+        for state, values in zip(self._states, shown, strict=True):
+            state.show(values)
