@@ -200,7 +200,9 @@ class Handovers:
                 try:
                     compiled = replica.worker(plan)
                     await replica.prepare(compiled)
-                    found = self._found_sizes(compiled)
+                    grown = {index for index, each in enumerate(compiled.plan.plans) if each.grows}
+                    found = {index: tuple(on.latency_s) for index, on in compiled.loaded.items() if index in grown}
+                    self._sizes.setdefault(plan.device.name, {}).update(found)
                     drain = replica.take_over(compiled, self._settings.drain_s)
                     replica.plan = self._with_sizes(quick)
                 except ChildStartError as error:
@@ -217,13 +219,6 @@ class Handovers:
                 await asyncio.shield(drain)
                 self._metrics.handovers.labels(replica.device, "compiled").inc()
                 return
-
-    def _found_sizes(self, worker: WorkerProcess) -> Mapping[int, tuple[int, ...]]:
-        """Return and keep the batch sizes that a worker has found, by the model's number; it serves with them."""
-        plans = worker.plan.plans
-        found = {index: tuple(on.latency_s) for index, on in worker.loaded.items() if plans[index].grows}
-        self._sizes.setdefault(worker.plan.device.name, {}).update(found)
-        return found
 
     def _with_sizes(self, plan: WorkerPlan) -> WorkerPlan:
         """Return the plan with the batch sizes found meanwhile on such a device; they are not searched again."""
