@@ -85,11 +85,7 @@ def suppress_turned(boxes: Array, angles: Array, classes: Array, iou_threshold: 
     A box goes when any box of its class with a higher score, kept or not, overlaps it by more than the threshold, in
     ProbIoU (arXiv 2106.06072), which Ultralytics uses. At most `MAX_TURNED_CANDIDATES` are considered.
     """
-    boxes, angles, classes = (
-        boxes[:MAX_TURNED_CANDIDATES],
-        angles[:MAX_TURNED_CANDIDATES],
-        classes[:MAX_TURNED_CANDIDATES],
-    )
+    boxes, angles, classes = (each[:MAX_TURNED_CANDIDATES] for each in (boxes, angles, classes))
     kept: list[int] = []
     for first in range(0, len(boxes), _BLOCK):
         stop = min(first + _BLOCK, len(boxes))
