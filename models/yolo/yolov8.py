@@ -169,7 +169,8 @@ class YOLOv8(nn.Module):
     """The whole network: backbone, feature pyramid, head. Inputs are RGB in 0..1, sides multiples of 32.
 
     `classifier_layer`: the number of the last layer of the trunk's classifier; `unused`: beginnings of names in state
-    dicts that are left out; `computed`: layers that have no module here.
+    dicts that are left out; `computed`: layers that have no module here; `class_branch`: builds a
+    class branch of the head.
     """
 
     scales: ClassVar[Mapping[Size, Scale]] = {
@@ -184,6 +185,7 @@ class YOLOv8(nn.Module):
     bins: ClassVar[int] = BINS
     unused: ClassVar[tuple[str, ...]] = ()
     computed: ClassVar[tuple[nn.Module, ...]] = (nn.Upsample(scale_factor=2.0),)
+    class_branch = staticmethod(branch)
 
     def __init__(
         self, size: Size, class_count: int, head: Callable[[Channels, int, Branch, int], DetectHead] = DetectHead
@@ -195,11 +197,6 @@ class YOLOv8(nn.Module):
         self.model = nn.ModuleDict(
             {**layers, str(self.head_layer): head(channels, class_count, self.class_branch, self.bins)}
         )
-
-    @staticmethod
-    def class_branch(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-        """Build a class branch of the head, with the parameters of `Branch`."""
-        return branch(inputs, hidden, outputs)
 
     @staticmethod
     def backbone(scale: Scale) -> dict[str, nn.Module]:
