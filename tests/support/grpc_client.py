@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from google.protobuf.message_factory import GetMessageClass
 
-from anychip_grpc.messages import METHODS, SERVICE, message, message_of
+from anychip_grpc.messages import METHODS, SERVICE, message
 from tests.support.answers import element, elements
 from tests.support.load import WAIT_S
 
@@ -14,13 +15,13 @@ def method(channel, name):
     kind = channel.stream_stream if descriptor.client_streaming else channel.unary_unary
     return kind(
         f"/{SERVICE}/{name}",
-        request_serializer=message_of(descriptor.input_type).SerializeToString,
-        response_deserializer=message_of(descriptor.output_type).FromString,
+        request_serializer=GetMessageClass(descriptor.input_type).SerializeToString,
+        response_deserializer=GetMessageClass(descriptor.output_type).FromString,
     )
 
 
 def call(channel, method_name, timeout=WAIT_S, **fields):
-    return method(channel, method_name)(message_of(METHODS[method_name].input_type)(**fields), timeout=timeout)
+    return method(channel, method_name)(GetMessageClass(METHODS[method_name].input_type)(**fields), timeout=timeout)
 
 
 def image_request(*images, model="resnet18", **fields):

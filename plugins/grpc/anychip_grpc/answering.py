@@ -15,8 +15,9 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
-from anychip_grpc.messages import SERVICE, Message, RawRequest, message_of, parsed, raw_form, split
+from anychip_grpc.messages import SERVICE, Message, RawRequest, parsed, raw_form, split
 from anychip_grpc.methods import CallContext, RpcContext
 from anychip_grpc.relay import Connection, Relay, hold_answer, holding
 from app import clock
@@ -139,7 +140,7 @@ class Method:
         bind: Bind,
     ) -> None:
         """Prepare the handler. `behaviour`: one of Methods; `receiver`: reads its messages; `bind`: which port."""
-        self._behaviour, self._kind, self._receiver = behaviour, message_of(descriptor.input_type), receiver
+        self._behaviour, self._kind, self._receiver = behaviour, GetMessageClass(descriptor.input_type), receiver
         self._ingress, self._bind, self._relay = ingress, bind, relay
         self.path = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
         self._need = NEEDS[self.path]

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from anychip_base.protobuf import head_of, varint
 from app.errors import invalid_request
@@ -50,12 +51,7 @@ _LENGTH_DELIMITED = 2
 
 def message(name: str) -> Any:
     """Return the class of a message of the protocol. Raises KeyError."""
-    return message_of(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
-
-
-def message_of(descriptor: Any) -> Any:
-    """Return the class of a descriptor's messages."""
-    return message_factory.GetMessageClass(descriptor)
+    return GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 class RawRequest(NamedTuple):
