@@ -400,10 +400,6 @@ class Found(nn.Module):
         return boxes, boxes[:, 0] / 64, places[:, 1] % 2 + 1
 
 
-def detector_of(folder: Path, beside: dict[str, Any] | None) -> Any:
-    return opened(written(folder / "best.onnx", Found(), torch.rand(3, 48, 64), beside))
-
-
 @pytest.mark.parametrize(
     ("beside", "labels"),
     [
@@ -416,7 +412,7 @@ def detector_of(folder: Path, beside: dict[str, Any] | None) -> Any:
     ],
 )
 def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, labels: list[str]) -> None:
-    model = detector_of(tmp_path, beside)
+    model: Any = opened(written(tmp_path / "best.onnx", Found(), torch.rand(3, 48, 64), beside))
     assert (model.task, model.export.how.layout, model.file.size, model.input_shape) == (
         "detect", "torchvision", (48, 64), (48, 64, 3)
     )  # fmt: skip

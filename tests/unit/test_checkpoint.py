@@ -253,11 +253,6 @@ ENDLESS = {
 }
 
 
-def module_pickle(*parts: bytes) -> bytes:
-    """Pickle a module with `parts`: names and values of its attributes."""
-    return opcodes(LINEAR, b")\x81}(", *parts, b"ub")
-
-
 def text(name: str) -> bytes:
     return b"X" + struct.pack("<I", len(name)) + name.encode()
 
@@ -266,7 +261,8 @@ def shared_by_children(attribute: str, shared: bytes) -> bytes:
     """10,000 children that share what `shared` puts into memo 1, as an attribute."""
     child = LINEAR + b")\x81}" + text(attribute) + b"h\x01sb"
     children = b"".join(text(str(number)) + child for number in range(10_000))
-    return module_pickle(text("kept"), shared.removesuffix(b"0"), text("_modules"), b"}(", children, b"u")
+    kept = text("kept") + shared.removesuffix(b"0")
+    return opcodes(LINEAR, b")\x81}(", kept, text("_modules"), b"}(", children, b"uub")
 
 
 ENDLESS |= {

@@ -27,16 +27,12 @@ SHARED = {"tests/support/loop_guard.py", "tests/support/liveness.py"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def is_a_clock(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and CLOCK.fullmatch(ast.unparse(node.func)) is not None
-
-
 def told_by_a_clock(node: ast.AST, names: set[str]) -> bool:
     """Return True if a clock determines the value. Other calls with a time, as with a deadline, do not count."""
-    if is_a_clock(node) or (isinstance(node, ast.Name) and node.id in names):
+    if isinstance(node, ast.Name) and node.id in names:
         return True
     if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in ARITHMETIC):
-        return False
+        return CLOCK.fullmatch(ast.unparse(node.func)) is not None
     return any(told_by_a_clock(each, names) for each in ast.iter_child_nodes(node))
 
 
