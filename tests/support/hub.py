@@ -25,10 +25,6 @@ LARGE_BYTES = 1000
 """From this size on the double keeps a file with Git LFS."""
 
 
-def git_sha1(content: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
 @dataclass
 class Hub:
     """What it has and does. `files`: of the only repository; `others`: by path; `cuts`: where replies break off."""
@@ -85,7 +81,8 @@ class Hub:
         else:
             siblings = []
             for name, content in self.files.items():
-                each = {"rfilename": name, "size": len(content), "blobId": git_sha1(content)}
+                git_sha1 = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+                each = {"rfilename": name, "size": len(content), "blobId": git_sha1}
                 if len(content) >= LARGE_BYTES:
                     sha256 = hashlib.sha256(content).hexdigest()
                     each["lfs"] = {"size": len(content), "sha256": sha256, "pointerSize": 134}
