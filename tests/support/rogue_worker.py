@@ -30,14 +30,12 @@ def _frame(message: FromWorker) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-def _invented(report: int, count: int) -> bytes:
-    return _frame(Stats(0, 0, 0, 0, 0, {}, {f"invented::{report}_{number}": 1 for number in range(count)}))
-
-
 def _said(order: str) -> Iterator[bytes]:
     if order == "beats":
         return repeat(_frame(Beat()) * 20_000)
-    return iter([_invented(report, _NAMES * (20 if order == "crowds" else 1)) for report in range(_REPORTS)])
+    numbers = range(_NAMES * (20 if order == "crowds" else 1))
+    invented = [{f"invented::{report}_{number}": 1 for number in numbers} for report in range(_REPORTS)]
+    return iter([_frame(Stats(0, 0, 0, 0, 0, {}, each)) for each in invented])
 
 
 def _behave(end: channel.Channel) -> None:
