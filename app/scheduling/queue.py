@@ -96,7 +96,7 @@ class Lateness:
     under overload every dip admits a crowd. Rare answers count more, so that what was learned is forgotten in seconds,
     however few they are. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
     `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
-    will teach this estimate.
+    will teach this estimate; `heard_s`: time of the last answer.
     """
 
     _MEAN_RATE = 1 / 32
@@ -106,15 +106,10 @@ class Lateness:
     _FAR = 4.0
 
     def __init__(self) -> None:
-        self.admitted_s = self._aged_s = self._heard_s = -math.inf
+        self.admitted_s = self._aged_s = self.heard_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
         self.seconds = 0.0
-
-    @property
-    def has_heard(self) -> bool:
-        """True once an answer has taught it."""
-        return self._heard_s > -math.inf
 
     def learn(self, seconds: float, now: float, *, alone: bool = False) -> None:
         """Learn from an answer that came `seconds` later (negative: earlier) than expected. `alone`: nothing else was
@@ -122,8 +117,8 @@ class Lateness:
         """
         most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
         off_s = min(seconds - self._mean_s, most_s)
-        rate = max(self._MEAN_RATE, min((now - self._heard_s) / RARE_S, MOST_RATE))
-        self._heard_s = self._aged_s = now
+        rate = max(self._MEAN_RATE, min((now - self.heard_s) / RARE_S, MOST_RATE))
+        self.heard_s = self._aged_s = now
         self._deviation_s += 2 * rate * (min(abs(off_s), most_s) - self._deviation_s)
         self._mean_s += rate * off_s
         self._learned()
@@ -309,7 +304,7 @@ class Queue(Generic[T]):
         """
         behind = self.turns.get(client, NOTHING)[0]
         lateness = self._lateness(priority, behind)
-        while heard and behind and not lateness.has_heard:
+        while heard and behind and lateness.heard_s == -math.inf:
             behind >>= 1
             lateness = self._lateness(priority, behind)
         return lateness
