@@ -199,12 +199,10 @@ class Relay:
             self._empty.set()
 
 
+@functools.lru_cache(1024)
 def address_in(peer: str) -> str:
     """Extract the client's address from the C core's name of a call's peer, "unix-abstract:NAME/ADDRESS"."""
-    return _unquoted(peer.partition("/")[2])
-
-
-_unquoted = functools.lru_cache(1024)(unquote)
+    return unquote(peer.partition("/")[2])
 
 
 def hold_answer(connection: Connection, size: int, lease: Lease, held: contextlib.ExitStack) -> None:
