@@ -1,6 +1,6 @@
 """Inference requests: of tensors, arrays in, arrays out; of images, their outputs by name.
 
-    check ─► room ─► each row computed (app.ingress.ingress) ─► collect ─► TensorAnswer
+    check ─► room ─► each row computed (app.ingress.ingress) ─► collect ─► outputs by name
     Work (app.protocols.open_inference) ─► run ─► InferenceResponse
 
 Owns: the split of a request's tensors into items, and their answer. Must not know a transport. An item is one row of
@@ -10,7 +10,6 @@ the batch dimension: rows of several requests run together. Without a batch dime
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -20,19 +19,11 @@ from app.errors import invalid_request
 from app.ingress.cascade import predict_cascade
 from app.ingress.ingress import Ingress, Items
 from app.ingress.prediction import predict
-from app.link import INLINE_BYTES, Array, ComputedBy, Result, ServedModel, TensorRow, Terms, too_late
+from app.link import INLINE_BYTES, Array, Result, ServedModel, TensorRow, Terms, too_late
 from app.protocols import open_inference
 from app.protocols.open_inference import Work
 from app.protocols.wire import InferenceResponse
 from models import InputError, PixelModel, TensorModel
-
-
-@dataclass(frozen=True, slots=True)
-class TensorAnswer:
-    """Outputs by name, in the order of the request ([n, …] if the model has a batch dimension), and their origin."""
-
-    outputs: dict[str, Array]
-    computed_by: ComputedBy
 
 
 async def infer(
@@ -41,10 +32,12 @@ async def infer(
     inputs: Mapping[str, Array],
     terms: Terms,
     outputs: Sequence[str] = (),
-) -> TensorAnswer:
+) -> tuple[dict[str, Array], list[Result]]:
     """Answer for arrays of the declared types and shapes, all or nothing. `outputs`: names; none means all.
 
-    Raises ServiceError (INVALID_REQUEST for arrays that do not fit); cancelled, it gives up its room at once.
+    Returns the outputs by name, in the order of the request ([n, …] if the model has a batch dimension), and the
+    results that they are made of. Raises ServiceError (INVALID_REQUEST for arrays that do not fit); cancelled, it gives
+    up its room at once.
     """
     model = served.model
     if not isinstance(model, TensorModel):
@@ -70,7 +63,7 @@ async def infer(
             served.metrics.expired["postprocess"].inc(count)
             raise too_late()
         terms.recorder.collected(served.metrics, now_s - started_s)
-    return TensorAnswer(collected, computed[-1].computed_by)
+    return collected, computed
 
 
 async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceResponse:
@@ -80,20 +73,21 @@ async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceRes
         found = await predict_cascade(ingress, work.cascade, work.images, work.terms, options=work.options)
         texts = [orjson.dumps(each) for each in found.predictions]
         made_by = ingress.made_by(found.computed_by)
-        return InferenceResponse([open_inference.result(output, texts, served) for output in work.outputs], made_by)
+        return InferenceResponse([open_inference.result(output, texts, ()) for output in work.outputs], made_by)
     if isinstance(served.model, PixelModel):
         form = served.floats if work.floats else served
         assert form is not None
         answer = await predict(
             ingress, form, work.images, work.terms, options=work.options, finish=open_inference.finisher(set(names))
         )
-        made: Mapping[str, Any] = {name: [each[name] for each in answer.predictions] for name in names}
+        made: Mapping[str, Any] = {name: [each[name] for each, _ in answer.predictions] for name in names}
+        labels = [own for _, own in answer.predictions]
         made_by = ingress.made_by(answer.computed_by)
     else:
-        tensors = await infer(ingress, served, work.arrays, work.terms, names)
-        made, made_by = tensors.outputs, ingress.made_by(tensors.computed_by)
+        made, computed = await infer(ingress, served, work.arrays, work.terms, names)
+        made_by, labels = ingress.made_by(computed[-1].computed_by), [result.model.labels for result in computed]
     if sum(map(open_inference.size_bytes, made.values())) <= INLINE_BYTES:
-        outputs = open_inference.results(work.outputs, made, served)
+        outputs = open_inference.results(work.outputs, made, labels)
     else:
-        outputs = await ingress.offload(open_inference.results, work.outputs, made, served)
+        outputs = await ingress.offload(open_inference.results, work.outputs, made, labels)
     return InferenceResponse(outputs, made_by)

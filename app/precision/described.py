@@ -82,7 +82,9 @@ def described(model: Model) -> Described:
     """Return a model of our own as data."""
     base = PixelModel if isinstance(model, PixelModel) else TensorModel
     shared: dict[str, Any] = {each.name: getattr(model, each.name) for each in fields(base)}
-    others = {each.name: getattr(model, each.name) for each in fields(model) if each.name not in shared}
+    others = {
+        each.name: getattr(model, each.name) for each in fields(model) if each.compare and each.name not in shared
+    }
     about: dict[str, Any] = {
         "key": weights_key(model),
         "more": f"{type(model).__qualname__} {others}",

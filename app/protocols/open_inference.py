@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import orjson
@@ -22,7 +22,9 @@ from app.protocols.wire import BYTES, IMAGE, INPUT, PIXELS, PREDICTIONS
 from models import Model, Options, PixelModel, Placement, TensorModel
 from models.contract.cascade import Cascade
 
-Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], dict[str, Any]]
+Labels: TypeAlias = tuple[str, ...]
+Row: TypeAlias = tuple[dict[str, Any], Labels]
+Finish = Callable[[PixelModel, Sequence[Array], Placement, Options], Row]
 
 _AS_TENSORS = replace(DEFAULT_OPTIONS, tensors=True)
 
@@ -105,14 +107,17 @@ def size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
 
 
 def finisher(names: set[str]) -> Finish:
-    """Return the function that makes the outputs of these names of a worker's results; may run in a thread."""
+    """Return the function that makes the outputs of these names of a worker's results, and returns its model's labels.
+
+    It may run in a thread.
+    """
     tensors = bool(names - {PREDICTIONS})
 
-    def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> dict[str, Any]:
+    def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> Row:
         made: dict[str, Any] = dict(model.tensors(outputs, placement, options)) if tensors else {}
         if PREDICTIONS in names:
             made[PREDICTIONS] = orjson.dumps(model.postprocess(outputs, placement, options))
-        return made
+        return made, model.labels
 
     return finish
 
@@ -206,27 +211,27 @@ def _normalised(model: PixelModel, tensor: wire.InputTensor) -> Sequence[Frame]:
 
 
 def results(
-    outputs: Sequence[wire.RequestedOutput], made: Mapping[str, Any], served: ServedModel
+    outputs: Sequence[wire.RequestedOutput], made: Mapping[str, Any], labels: Sequence[Labels]
 ) -> list[wire.OutputTensor]:
-    """Make the outputs to send, of batches or of their rows. May run in a thread."""
+    """Make the outputs to send, of batches or of their rows, which have their workers' labels. May run in a thread."""
     found = []
     for output in outputs:
         rows = made[output.name]
         batch = rows if isinstance(rows, np.ndarray) or output.name == PREDICTIONS else wire.stacked(rows)
-        found.append(result(output, batch, served))
+        found.append(result(output, batch, labels))
     return found
 
 
-def result(output: wire.RequestedOutput, batch: Array | list[bytes], served: ServedModel) -> wire.OutputTensor:
-    """Make an output to send, of its batch."""
+def result(output: wire.RequestedOutput, batch: Array | list[bytes], labels: Sequence[Labels]) -> wire.OutputTensor:
+    """Make an output to send, of its batch. `labels`: those of each row, or of all."""
     if isinstance(batch, list):
         return wire.OutputTensor(output.name, BYTES, (len(batch),), batch)
     if not output.classification:
         return wire.OutputTensor(output.name, wire.datatype_of(batch), batch.shape, batch)
     best = np.argsort(-batch.astype(np.float64), axis=1, kind="stable")[:, : output.classification]
-    labels = served.model.labels if batch.shape[1] == len(served.model.labels) else ()
+    own = [each if batch.shape[1] == len(each) else () for each in labels]
     texts = [
-        f"{batch[row, index]:f}:{index}{f':{labels[index]}' if labels else ''}".encode()
+        f"{batch[row, index]:f}:{index}{f':{names[index]}' if (names := own[row % len(own)]) else ''}".encode()
         for row, indices in enumerate(best)
         for index in indices.tolist()
     ]

@@ -116,7 +116,7 @@ class ExportedImages(PixelModel):
     """A model of images from a file. `witness`: the comparison of its numbers when it was first read."""
 
     export: Export = field(kw_only=True)
-    witness: str = field(default="", kw_only=True)
+    witness: str = field(default="", kw_only=True, compare=False)
 
     @property
     def form(self) -> Form:

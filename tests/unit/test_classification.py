@@ -6,6 +6,7 @@ import importlib.util
 import io
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from torchvision import models as torchvision_models
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as transforms
 
+from app.protocols import open_inference
+from app.protocols.wire import RequestedOutput
 from models.classifiers import ARCHITECTURES, Classifier, _fuse, _skeleton, default_labels, fitted
 from models.contract.errors import UnknownModelError, WeightsError
 from models.contract.model import Options, Placement
@@ -323,3 +326,16 @@ def test_a_network_is_traced_while_another_thread_computes(monkeypatch: pytest.M
     _fuse(core)
     assert isinstance(core.bn1, nn.Identity)
     assert torch.equal(found[0], other(torch.ones(1, 2)))
+
+
+def test_a_classification_has_the_labels_of_the_model_that_computed_the_row() -> None:
+    """After a load, rows of one request may be of the model before and of the one after."""
+    before = YOLO.of("m", "yolov8n-cls", ("a", "b", "c"), "random", None, size=(96, 96))
+    finish, output = open_inference.finisher({"probabilities"}), RequestedOutput("probabilities", classification=1)
+    options = Options(tensors=True)
+    [reduced] = before.adapter.reduce_all([np.array([[3.0, 1.0, 2.0]], np.float32)], [options])
+    both = before, replace(before, labels=("c", "b", "a"))
+    made, labels = zip(*(finish(each, reduced, Placement(96, 96), options) for each in both), strict=True)
+    rows = {output.name: [each[output.name] for each in made]}
+    [found] = open_inference.results([output], rows, labels)
+    assert [bytes(text)[-4:] for text in found.data] == [b":0:a", b":0:c"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.precision.described import weights_key
+from app.precision.described import described, weights_key
 from models.contract.errors import WeightsError
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile
@@ -63,6 +63,14 @@ def branches(tensor: Any) -> list[Any]:
     branch = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["z"])], "b", [], [result], [tensor])
     truth = onnx.helper.make_node("Constant", [], ["c"], value=onnx.helper.make_tensor("t", B, [], [True]))
     return [truth, onnx.helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
+
+
+def test_the_figures_of_the_comparison_are_no_part_of_what_a_model_is(tmp_path: Path) -> None:
+    """They are others after each training: a load was refused, as if the file wanted other inputs."""
+    model = exported(written_openvino(tmp_path, "<net/>"))
+    trained = replace(model, witness="compared")
+    assert trained == model
+    assert described(trained) == described(model)
 
 
 def test_networks_of_the_same_weights_are_two(tmp_path: Path) -> None:
