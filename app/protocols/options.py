@@ -51,7 +51,7 @@ OPTIONS = (
     Parameter("score_threshold", "number", "least score of a box", 0.25),
     Parameter("iou_threshold", "number", "boxes of one class that overlap more than this are one box", 0.7),
     Parameter("max_detections", "integer", "most boxes to answer with", 300, 1, 30_000),
-    Parameter("min_area", "number", "least area of a box in pixels of the image; smaller ones are left out", 0, 0, 1e9),
+    Parameter("min_area", "number", "least area in pixels of the boxes that max_detections leaves", 0, 0, 1e9),
     Parameter("normalize", "string", "norm by which an embedding is divided", "none", choices=("none", "l2")),
     Parameter("encoding", "string", "form of embeddings and depth maps", "auto", choices=("auto", "base64")),
     Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
