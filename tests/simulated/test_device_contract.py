@@ -12,21 +12,17 @@ import sys
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from anychip_tools.behaviour import device_types
 from backends import BACKENDS
 from tests.support import cann_double
-from tests.support.device_child import child, over, passed
-from tests.support.photographs import FILES, PHOTOGRAPHS
+from tests.support.device_child import child, contract, over
+from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.stub_drivers import cann, cudart
 from tests.support.vendor_sources import TABLES
 
-# A forked process has imported plug-ins of pytest before pytest did.
-FORKED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-SUITE = ("-m", "pytest", "-q", "-rp", *FORKED, "-p", "no:cacheprovider", "tests/support/device_contract.py")
 FIRST, *OTHERS = device_types()
 REAL = [backend.name for backend in BACKENDS if backend.name in ("cpu", "null") or backend.probe().available]
 
@@ -40,41 +36,26 @@ KNOBS = COMPUTES | {"test_out_of_memory_is_said_and_survived", "test_a_fault_mea
 DRIVER = KNOBS | {"test_an_error_that_lasts_means_that_the_device_is_lost_whatever_its_words"}
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> str:
-    """Decode the photographs here, since the other environments have no packages for images."""
-    path = tmp_path / "photographs.npz"
-    np.savez(path, allow_pickle=False, **{name: read() for name, read in PHOTOGRAPHS.items()})
-    return str(path)
-
-
-def run(
-    photographs: str, module: str, device_type: str, python: str | Path, variables: dict[str, str], *options: str
-) -> set[str]:
-    told = {"DEVICE_UNDER_TEST": module, "DEVICE_TYPE": device_type, "PHOTOGRAPHS": photographs}
-    return passed(child(python, {**told, **variables}, *SUITE, *options))
-
-
 @pytest.mark.parametrize("name", REAL)
-def test_a_device_that_is_here(photographs: str, name: str) -> None:
-    ran = run(photographs, "tests.support.devices.plain", name, sys.executable, {})
+def test_a_device_that_is_here(name: str) -> None:
+    ran = contract("tests.support.devices.plain", name, sys.executable, {})
     assert ran >= (EVERYWHERE if name == "null" else COMPUTES)
 
 
-def test_the_first_simulated_device(photographs: str) -> None:
-    assert run(photographs, "tests.support.devices.simulated", FIRST, sys.executable, {}) >= KNOBS
+def test_the_first_simulated_device() -> None:
+    assert contract("tests.support.devices.simulated", FIRST, sys.executable, {}) >= KNOBS
 
 
 @pytest.mark.parametrize("device_type", OTHERS)
-def test_every_other_simulated_device_has_its_names(photographs: str, device_type: str) -> None:
+def test_every_other_simulated_device_has_its_names(device_type: str) -> None:
     """They differ in names, not in how they compute."""
     chosen = ("-k", "probe or refused_by_name")
-    assert run(photographs, "tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= EVERYWHERE
+    assert contract("tests.support.devices.simulated", device_type, sys.executable, {}, *chosen) >= EVERYWHERE
 
 
-def test_ascend_without_torch_npu(photographs: str) -> None:
+def test_ascend_without_torch_npu() -> None:
     """CANN's own models over doubles of pyACL and atc."""
-    ran = run(photographs, "tests.support.devices.cann", "npu", sys.executable, cann_double.variables())
+    ran = contract("tests.support.devices.cann", "npu", sys.executable, cann_double.variables())
     assert ran >= KNOBS - {"test_out_of_memory_is_said_and_survived"}
 
 
@@ -82,19 +63,17 @@ OLDER = [pytest.param(f"npu-{each}", marks=pytest.mark.nightly) for each in TABL
 
 
 @pytest.mark.parametrize("stub", ["cuda", "npu", *OLDER])
-def test_a_vendors_own_package_over_a_stub_driver(photographs: str, stub: str) -> None:
+def test_a_vendors_own_package_over_a_stub_driver(stub: str) -> None:
     python, variables = over(stub)
     device_type = stub.partition("-")[0]
-    assert (
-        run(photographs, "tests.support.stubs.plugin", device_type, python, variables, "-k", "not resnet50") >= DRIVER
-    )
+    assert contract("tests.support.stubs.plugin", device_type, python, variables, "-k", "not resnet50") >= DRIVER
 
 
-def test_torch_npu_that_waits_for_every_kernel(photographs: str) -> None:
+def test_torch_npu_that_waits_for_every_kernel() -> None:
     """Its errors come from other calls; its answers were compared without waiting."""
     python, variables = over("npu-blocking")
     chosen = ("-k", "memory or fault or error")
-    assert run(photographs, "tests.support.stubs.plugin", "npu", python, variables, *chosen) >= DRIVER - COMPUTES
+    assert contract("tests.support.stubs.plugin", "npu", python, variables, *chosen) >= DRIVER - COMPUTES
 
 
 # --- The service, and what the contract has not, over the stub drivers (tests/support/stub_drivers.py)

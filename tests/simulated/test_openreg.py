@@ -21,11 +21,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tests.support import small_classifier
-from tests.support.device_child import child, passed
+from tests.support.device_child import child, contract
 from tests.support.images import JPEG, encoded
 from tests.support.load import WAIT_S, Load, client_at, until
 from tests.support.null_service import assert_nothing_left, is_ready, metric
-from tests.support.photographs import PHOTOGRAPHS
 from tests.support.service_process import ServiceProcess, running
 from tests.support.stub_drivers import openreg
 
@@ -50,13 +49,8 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(map(str, (openreg(), target, ROOT, ROOT / "plugins/tools")))}
 
 
-def test_its_devices_pass_the_contract_suite(beside: dict[str, str], tmp_path: Path) -> None:
-    photographs = tmp_path / "photographs.npz"
-    np.savez(photographs, allow_pickle=False, **{name: read() for name, read in PHOTOGRAPHS.items()})
-    told = {"DEVICE_UNDER_TEST": "tests.support.devices.plain", "DEVICE_TYPE": "openreg"}
-    suite = ("-m", "pytest", "-q", "-rp", "-p", "no:cacheprovider", "tests/support/device_contract.py")
-    variables = {**beside, **told, "PHOTOGRAPHS": str(photographs)}
-    ran = passed(child(sys.executable, variables, *suite, "-k", "not resnet50"))
+def test_its_devices_pass_the_contract_suite(beside: dict[str, str]) -> None:
+    ran = contract("tests.support.devices.plain", "openreg", sys.executable, beside, "-k", "not resnet50")
     assert "test_sample_weights_answer_on_photographs_as_on_the_cpu" in ran
 
 

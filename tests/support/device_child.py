@@ -6,14 +6,19 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support import stub_drivers, warm
+from tests.support.photographs import PHOTOGRAPHS
 
 ROOT = Path(__file__).parents[2]
+# A forked process has imported plug-ins of pytest before pytest did.
+SUITE = ("-m", "pytest", "-q", "-rp", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:cacheprovider")
 
 
 def child(
@@ -58,3 +63,12 @@ def passed(done: subprocess.CompletedProcess[str]) -> set[str]:
     found = set(re.findall(r"^PASSED \S+::(\w+)", done.stdout, re.MULTILINE))
     assert found, done.stdout[-2000:]
     return found
+
+
+def contract(module: str, kind: str, python: str | Path, variables: Mapping[str, str], *options: str) -> set[str]:
+    """Run the contract suite on the device of a module; return the tests that passed."""
+    with tempfile.NamedTemporaryFile(suffix=".npz") as file:  # Other environments have no packages for images.
+        np.savez(file, allow_pickle=False, **{name: read() for name, read in PHOTOGRAPHS.items()})
+        file.flush()
+        told = {"DEVICE_UNDER_TEST": module, "DEVICE_TYPE": kind, "PHOTOGRAPHS": file.name}
+        return passed(child(python, {**told, **variables}, *SUITE, "tests/support/device_contract.py", *options))
