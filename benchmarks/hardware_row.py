@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from anychip_tools.verify.report import Finding, Part, VerifyReport
-from backends.vendors.table import SOFTWARE
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _PAGES = {
@@ -33,8 +32,7 @@ _PAGES = {
     ),
 }
 """Of each page: the beginning of its table, a comma, brackets, the verdicts and the note."""
-_TOOLKITS = ("cann", "rocm", "dtk")
-_LEFT_OUT = ("torchvision", "onnxruntime")
+_LEFT_OUT = ("anychip", "cuda", "torchvision", "onnxruntime")
 
 
 class NoReportError(Exception):
@@ -121,10 +119,10 @@ def _report(found: dict[str, Any]) -> VerifyReport:
 
 def _software(about: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
     """Return torch, the vendor's packages, its toolkit and its driver, each with its version."""
-    names = [name for name in SOFTWARE if name in about and name not in _LEFT_OUT]
-    found = [f"{name} {about[name]}" for name in names]
-    found += [f"{toolkit.upper()} {versions[toolkit]}" for toolkit in _TOOLKITS if toolkit in versions]
-    found += [f"driver {value}" for name, value in versions.items() if name.startswith("driver:")]
+    found = [f"{name} {value}" for name, value in about.items() if name in versions and name not in _LEFT_OUT]
+    others = {name: versions[name] for name in versions if name not in (*about, *_LEFT_OUT)}
+    found += [f"{name.upper()} {value}" for name, value in others.items() if not name.startswith("driver:")]
+    found += [f"driver {value}" for name, value in others.items() if name.startswith("driver:")]
     return [_word(each) for each in found]
 
 

@@ -591,19 +591,13 @@ ACCELERATORS: tuple[Facts, ...] = (
 )
 """Rows of this repository, in the order in which `auto` tries them; the CPU comes last."""
 
-SOFTWARE = tuple(
-    dict.fromkeys(
-        [
-            "torch",
-            "torchvision",
-            *(each for row in (*ACCELERATORS, CPU) for each in (*row.packages, *row.machine.compilers)),
-            *(package for row in (*ACCELERATORS, CPU) for _, package in row.onnx),
-        ]
-    )
-)
-"""Packages whose versions decide how a network is computed."""
-
 _known = {row.name: row for row in (*ACCELERATORS, CPU)}
+
+
+def software(rows: Iterable[Facts]) -> tuple[str, ...]:
+    """Return the packages of these rows whose versions decide how a network is computed."""
+    named = (name for row in rows for name in (*row.packages, *row.machine.compilers, *dict(row.onnx).values()))
+    return tuple(dict.fromkeys(("torch", "torchvision", *named)))
 
 
 def learn(facts: Facts) -> None:

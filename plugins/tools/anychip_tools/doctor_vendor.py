@@ -61,9 +61,9 @@ def _pairs() -> list[Any]:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages, toolkits and drivers; leave out what is not here."""
-    packages = {*facts_module("table").SOFTWARE, *(each for row in every_row().values() for each in row.packages)}
-    packages |= {name for pair in _pairs() for name in (pair.software, pair.other) if name in packages or "_" in name}
-    found = {package: version_of(package) for package in sorted(packages)}
+    rows = every_row().values()
+    paired = {name for pair in _pairs() for name in (pair.software, pair.other) if "_" in name}
+    found = {package: version_of(package) for package in sorted({*facts_module("table").software(rows), *paired})}
     drivers = facts_module("drivers")
     found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in every_row().values()}
     found |= {toolkit: drivers.toolkit_version(toolkit) for toolkit in ("cann", "rocm", "dtk")}

@@ -127,9 +127,9 @@ def versions(*packages: str) -> dict[str, str]:
     import torch
 
     from backends import BACKENDS
-    from backends.vendors.table import SOFTWARE
+    from backends.vendors.table import software
 
-    every = (*packages, *SOFTWARE, *(each for backend in BACKENDS for each in backend.facts.packages))
+    every = (*packages, *software(backend.facts for backend in BACKENDS))
     found = {package: version for package in every if (version := version_of(package))}
     return {**found, "torch": str(torch.__version__)}  # With the tag of its build.
 

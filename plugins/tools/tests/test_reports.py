@@ -8,7 +8,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,8 +86,3 @@ def test_what_is_shown_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> 
     console.print(shown.table(f"title {MESSAGE}", [f"column {MESSAGE}"], [[f"cell {MESSAGE}"]]))
     printed = capsys.readouterr().out
     assert [printed.count(f"{place}{MESSAGE}") for place in ("", "title ", "column ", "cell ")] == [4, 1, 1, 1]
-
-
-def test_a_report_has_the_versions_of_a_plug_in_s_packages(monkeypatch: Any) -> None:
-    monkeypatch.setattr("backends.BACKENDS", [SimpleNamespace(facts=SimpleNamespace(packages=("pytest",)))])
-    assert shown.versions()["pytest"] == pytest.__version__
