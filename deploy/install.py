@@ -126,7 +126,7 @@ def look(root: Path = Path("/")) -> Signals:
         nvidia=(root / "proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None,
         amd=(root / "dev/kfd").exists() and (root / "sys/module/amdgpu").exists(),
         ascend=any((root / "dev").glob("davinci*")) or shutil.which("npu-smi") is not None,
-        cann=DRIVERS.toolkit_version("cann", root),
+        cann=DRIVERS.toolkit_version(VENDORS.ASCEND.machine, root),
         present=_present(),
     )
 

@@ -223,9 +223,8 @@ def _made(
     """
     device = load.device
     kind = (type(backend).__qualname__, device.name, sorted(device.details.items()))
-    toolkits = [toolkit_version(each) for each in ("cann", "rocm", "dtk")]
-    software = [driver_version(backend.facts.machine.driver), *toolkits]
-    about = (*kind, software, load.plugins)
+    machine = backend.facts.machine
+    about = (*kind, driver_version(machine.driver), toolkit_version(machine), load.plugins)
     options = compile_options(model, items, plan.calibration, load.cache_dir, quick=load.quick, device=about)
     if model.files is not None:
         model.files.check()

@@ -7,26 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-# ROCm 7.12 and newer is in a folder below /opt/rocm: AMD's RFC on TheRock's packages, and its image of ROCm 10.0.0.
-_TOOLKITS: Mapping[str, tuple[str, ...]] = {
-    "rocm": ("/opt/rocm/.info/version", "/opt/rocm/core/.info/version"),
-    "dtk": ("/opt/dtk/.info/version",),
-}
-CANN_FOLDERS = tuple(
-    f"/usr/local/Ascend/{each}" for each in ("cann", "ascend-toolkit/latest", "nnae/latest", "nnrt/latest")
-)
-# Files in CANN's folder, as Huawei's pages read them: of the toolkit, and of installations for inference alone. There
-# may be only version.cfg, which begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the
-# runtime's version, then CANN's.
-_CANN_FILES = (
-    ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),
-    ("*/ascend_nnrt_install.info", r"(?m)^version=(\S+)"),
-    ("ascend_nnae_install.info", r"(?m)^version=(\S+)"),
-    ("version.cfg", r"(?m)^runtime_running_version=\[[^:\]]*:([^\]]+)\]"),
-)
+if TYPE_CHECKING:
+    from backends.vendors.table import Machine
+
 CANN_OF_TORCH_NPU: Mapping[str, str] = {
     "2.12.0.post3": "9.1",
     "2.12.0.post2": "9.1",
@@ -60,20 +47,9 @@ CANN_OF_TORCH_NPU: Mapping[str, str] = {
 
 def driver_version(files: Iterable[tuple[str, str]], root: Path = Path("/")) -> str:
     """Return the version of a driver from the first of these files that has it, by its pattern; "" without one."""
-    return _found((root / name.lstrip("/"), pattern) for name, pattern in files)
-
-
-def toolkit_version(toolkit: str, root: Path = Path("/")) -> str:
-    """Return the version of `cann`, `rocm` or `dtk` from its file; "" without one."""
-    if toolkit == "cann":
-        return _found(_cann_files(root))
-    return driver_version(((file, r"([\d.]+)") for file in _TOOLKITS[toolkit]), root)
-
-
-def _found(files: Iterable[tuple[Path, str]]) -> str:
-    for file, pattern in files:
+    for name, pattern in files:
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
+            text = (root / name.lstrip("/")).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         if found := re.search(pattern, text):
@@ -81,13 +57,16 @@ def _found(files: Iterable[tuple[Path, str]]) -> str:
     return ""
 
 
-def _cann_files(root: Path) -> Iterator[tuple[Path, str]]:
-    """Yield the files of the CANN whose set_env.sh was sourced, else of those in the usual places."""
-    home = os.environ.get("ASCEND_HOME_PATH")
-    for folder in [Path(home)] if home else [root / name.lstrip("/") for name in CANN_FOLDERS]:
-        for name, pattern in _CANN_FILES:
-            for file in sorted(folder.glob(name)):
-                yield file, pattern
+def toolkit_version(machine: Machine, root: Path = Path("/")) -> str:
+    """Return the version of a vendor's toolkit in the folders of the environment, else in the usual ones; or ""."""
+    named = [os.environ.get(each[1:], "") for each in machine.toolkit_folders if each.startswith("$")]
+    usual = [root / each.lstrip("/") for each in machine.toolkit_folders if not each.startswith("$")]
+    return driver_version(
+        (str(file.absolute()), pattern)
+        for folder in [Path(each) for each in named if each] or usual
+        for name, pattern in machine.toolkit_files
+        for file in sorted(folder.glob(name))
+    )
 
 
 def cann_of(torch_npu: str) -> str:

@@ -50,7 +50,7 @@ class Sample:
 class Pair:
     """Two pieces of software that must fit: `software` and `other`, by the names of `anychip doctor`'s versions.
 
-    These are packages, `cuda` (of torch's build), `cann`, `rocm`, `dtk`, and `driver:` with the vendor's word.
+    These are packages, `cuda` (of torch's build), toolkits, and `driver:` with the vendor's word.
     `versions`: what each version of `software` needs, by the beginning of its number; `at_least`: newer ones will do,
     too. Without `versions` the first two numbers of both must be the same.
     """
@@ -66,14 +66,19 @@ class Machine:
     """Facts of a vendor's machine: for set-up, `anychip doctor` and images. A service needs none of them.
 
     `libraries`: those that the vendor's stack loads first: driver, runtime, management. `driver`: files with the
-    driver's version, each with the pattern of the version. `pairs`: software that must fit each other. `health`,
-    `users`: questions to its tool about ill cards, and about other people's processes on them. `compilers`: packages of
-    its engines that are not those of the device. `constraints`: limits for pip that the vendor's software needs.
-    `flavour`: its image; `container`: the parts of the host for that image.
+    driver's version, each with the pattern of the version. `toolkit`: the name of its toolkit among versions;
+    `toolkit_folders`: where it is, and variables that name its folder or a part of it (`$ROCM_PATH`), which win;
+    `toolkit_files`: patterns of files in it with its version, each with the pattern of the version. `pairs`: software
+    that must fit each other. `health`, `users`: questions to its tool about ill cards, and about other people's
+    processes on them. `compilers`: packages of its engines that are not those of the device. `constraints`: limits for
+    pip that the vendor's software needs. `flavour`: its image; `container`: the parts of the host for that image.
     """
 
     libraries: tuple[str, ...] = ()
     driver: tuple[tuple[str, str], ...] = ()
+    toolkit: str = ""
+    toolkit_folders: tuple[str, ...] = ()
+    toolkit_files: tuple[tuple[str, str], ...] = ()
     pairs: tuple[Pair, ...] = ()
     health: Question | None = None
     users: Question | None = None
@@ -284,6 +289,7 @@ NVIDIA = Facts(
     machine=Machine(
         libraries=("libcuda.so.1", "libnvidia-ml.so.1"),
         driver=(("/proc/driver/nvidia/version", r"(?:Kernel Module.*?|Module for \S+ +)(\d+\.[\d.]+)"),),
+        toolkit_folders=("$CUDA_HOME", "$CUDA_PATH", "/usr/local/cuda"),
         pairs=(
             # docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
             Pair("cuda", "driver:nvidia", {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}, at_least=True),
@@ -356,6 +362,21 @@ ASCEND = Facts(
     machine=Machine(
         libraries=("libascend_hal.so", "libascendcl.so", "libhccl.so"),
         driver=(("/usr/local/Ascend/driver/version.info", r"(?im)^version=(\S+)"),),  # As its package installs it.
+        toolkit="cann",
+        toolkit_folders=(
+            *("$ASCEND_HOME_PATH", "$ASCEND_TOOLKIT_HOME", "$ASCEND_OPP_PATH"),
+            *("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest"),
+            *("/usr/local/Ascend/nnae/latest", "/usr/local/Ascend/nnrt/latest"),
+        ),
+        # As Huawei's pages read them: of the toolkit, and of installations for inference alone. There may be only
+        # version.cfg, which begins `# version: 1.0` and says `runtime_running_version=[7.6.0.1.220:8.0.0]`: the
+        # runtime's version, then CANN's.
+        toolkit_files=(
+            ("*/ascend_toolkit_install.info", r"(?m)^version=(\S+)"),
+            ("*/ascend_nnrt_install.info", r"(?m)^version=(\S+)"),
+            ("ascend_nnae_install.info", r"(?m)^version=(\S+)"),
+            ("version.cfg", r"(?m)^runtime_running_version=\[[^:\]]*:([^\]]+)\]"),
+        ),
         pairs=(Pair("torch_npu", "torch"),),
         health=Question(("npu-smi", "info"), r"\|\s*\d+\s+\S+\s*\|\s*(?:Warning|Alarm|Critical|UNKNOWN)"),
         users=Question(("npu-smi", "info"), r"^\|\s*\d+\s+\d+\s*\|\s*(\d+)\s*\|\s*(\S+)\s*\|\s*\d+\s*\|"),
@@ -402,6 +423,10 @@ AMD = Facts(
     lost=_CUDA_LOST,
     machine=Machine(  # No libraries: torch's wheels bring HIP's runtime, and ROCm 10 has no ROCm SMI any more.
         driver=(("/sys/module/amdgpu/version", r"([\d.]+)"),),
+        toolkit="rocm",
+        toolkit_folders=("$ROCM_PATH", "$ROCM_HOME", "/opt/rocm"),  # torch obeys both (utils/cpp_extension.py).
+        # ROCm 7.12 and newer is in a folder below /opt/rocm: AMD's RFC on TheRock's packages, and its image of 10.0.0.
+        toolkit_files=tuple((file, r"^(1?\d\.[\d.]+)") for file in (".info/version", "core/.info/version")),
         compilers=("torch_migraphx",),
         flavour="rocm",
         container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
@@ -422,6 +447,10 @@ HYGON = replace(  # Its build of torch is derived from AMD's.
         libraries=("libgalaxyhip.so", "librocm_smi64.so.2"),
         # Kernel modules as gpustack/runtime reads them (detector/*.py), Kunlunxin's, too.
         driver=(("/sys/module/hycu/version", r"([\d.]+)"), ("/sys/module/hydcu/version", r"([\d.]+)")),
+        toolkit="dtk",
+        toolkit_folders=("$ROCM_PATH", "$ROCM_HOME", "/opt/dtk"),  # Its env.sh sets the first.
+        # DTK's versions are years. People read either file.
+        toolkit_files=tuple((f".info/{name}", r"^\D*(2\d\.[\d.]+)") for name in ("version", "rocm_version")),
         constraints=NUMPY_1,
         flavour="dcu",
         # Without /opt/hyhal `import torch` fails.
@@ -449,6 +478,7 @@ CAMBRICON = Facts(
     sample=Sample("MLU370-X8", "CNRT error: MLU kernel execution failed", (5, 0)),
     machine=Machine(
         libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
+        toolkit_folders=("$NEUWARE_HOME", "/usr/local/neuware"),
         pairs=(Pair("torch_mlu", "torch"),),
         constraints=NUMPY_1,
         flavour="mlu",
@@ -474,6 +504,7 @@ BIREN = Facts(
     channels_last=None,
     precisions=("bf16", "fp16", "fp32"),
     sample=Sample("Biren166", "SUPA error: the kernel did not end", (1, 0)),
+    machine=Machine(toolkit_folders=("/usr/local/birensupa",)),
 )
 MOORE_THREADS = Facts(
     name="musa",
@@ -493,7 +524,7 @@ MOORE_THREADS = Facts(
     precisions=("fp16", "fp32"),
     switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
     sample=Sample("MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
-    machine=Machine(pairs=(Pair("torch_musa", "torch"),)),
+    machine=Machine(toolkit_folders=("$MUSA_HOME", "/usr/local/musa"), pairs=(Pair("torch_musa", "torch"),)),
 )
 # Vendors whose own builds of torch answer to torch.cuda, in NVIDIA's place. Served with what every torch.cuda has.
 METAX = Facts(

@@ -148,7 +148,8 @@ NNRT, NNAE = "usr/local/Ascend/nnrt/latest", "usr/local/Ascend/nnae/latest"
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    for variable in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH", "ROCM_PATH", "ROCM_HOME"):
+        monkeypatch.delenv(variable, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -167,17 +168,30 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["cann 9", "without the toolkit", "cann 8", "nnrt alone", "nnae alone", "nothing there"],
 )
 def test_cann_is_known_by_the_version_that_huawei_gives_it(files: dict[str, str], version: str, tmp_path: Path) -> None:
-    assert toolkit_version("cann", write(tmp_path, files)) == version
+    assert toolkit_version(vendors.ASCEND.machine, write(tmp_path, files)) == version
 
 
-def test_rocm_is_known_in_both_of_its_trees(tmp_path: Path) -> None:
+def test_rocm_is_known_in_its_newer_tree(tmp_path: Path) -> None:
     ten = write(tmp_path / "10", {"opt/rocm/core-10.0/.info/version": "10.0.0\n"})
     (ten / "etc/alternatives").mkdir(parents=True)
     for link in ("opt/rocm/core", "etc/alternatives/core"):
         (ten / link).symlink_to(ten / ("etc/alternatives/core" if link.startswith("opt") else "opt/rocm/core-10.0"))
-    assert toolkit_version("rocm", ten) == "10.0.0"
-    seven = write(tmp_path / "7", {"opt/rocm/.info/version": "7.2.4-91\n"})
-    assert (toolkit_version("rocm", seven), toolkit_version("dtk", seven)) == ("7.2.4", "")
+    assert toolkit_version(vendors.AMD.machine, ten) == "10.0.0"
+
+
+@pytest.mark.parametrize(
+    ("row", "variable", "file", "text", "version"),
+    [
+        (vendors.AMD, "ROCM_PATH", ".info/version", "7.2.4-91\n", "7.2.4"),
+        (vendors.AMD, "ROCM_HOME", "core/.info/version", "10.0.0\n", "10.0.0"),
+        (vendors.AMD, "ROCM_PATH", ".info/version", "25.04.4\n", ""),  # Of DTK, whose env.sh sets the same variable.
+        (vendors.HYGON, "ROCM_PATH", ".info/rocm_version", "25.04.4\n", "25.04.4"),
+        (vendors.ASCEND, "ASCEND_TOOLKIT_HOME", "aarch64-linux/ascend_toolkit_install.info", INSTALL_INFO, "9.0.0"),
+    ],
+)
+def test_a_toolkit_elsewhere_is_found_by_its_variable(row, variable, file, text, version, tmp_path, monkeypatch):
+    monkeypatch.setenv(variable, str(write(tmp_path, {file: text})))
+    assert toolkit_version(row.machine, tmp_path / "usual") == version
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ class OmEngine(Engine):
         return ProgramExecutable(device, batch_sizes, network, program)
 
     def version(self, precision: str) -> str:
-        return toolkit_version("cann")
+        return toolkit_version(self._facts.machine)
 
     def parts(self, network: Network, precision: str, options: CompileOptions, *more: object) -> Mapping[str, object]:
         return super().parts(network, precision, options, precision, options.batch_sizes, card().soc, *more)

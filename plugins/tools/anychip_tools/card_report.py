@@ -20,9 +20,7 @@ from app.arguments import add_settings
 
 TEXT = "Write one file about a card and its software, without secrets, to send."
 EXAMPLE = "anychip report --device npu --verify report/"
-_FOLDERS = ("Ascend/driver", "cuda", "neuware", "musa", "birensupa")
-_HOMES = ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME")
-_DEPTH, _MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 3, 200, 20, 4096, 300.0
+_MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 200, 20, 4096, 300.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +37,15 @@ def run(parsed: argparse.Namespace) -> int:
         verified = json.loads((parsed.verify / "anychip-report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         verified = f"not run; it takes ten minutes: anychip verify --device {device}; then write this file again"
-    known = {*_HOMES, *(row.visibility_variable for row in facts.every_row().values())}
+    rows = facts.every_row().values()
+    known = {name for row in rows for name in (f"${row.visibility_variable}", *row.machine.toolkit_folders)}
     found = {
         "about": {"made_by": "anychip report", "date": time.strftime("%Y-%m-%d"), "device": device},
         "versions": {"anychip": version(), **doctor_vendor.versions()},
-        "variables": {name: os.environ[name] for name in sorted(known & {*os.environ})},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if f"${name}" in known},
         "doctor": _asked("doctor", "--json", "--skip", "port,weights", "--device", device),
         "devices": _asked("devices", "--json"),
-        "toolkits": list(_toolkits()),
+        "toolkits": list(_toolkits([row.machine for row in rows])),
         "verify": verified,
     }
     parsed.out.write_text(json.dumps(anonymous(found), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -62,14 +61,17 @@ def _asked(*words: str) -> Any:
         return f"no answer in {_LIMIT_S:g} s"
 
 
-def _toolkits() -> Iterator[dict[str, Any]]:
+def _toolkits(machines: list[Any]) -> Iterator[dict[str, Any]]:
     """Yield the vendors' folders: names, those nearest to the top first, and the small files that hold a version."""
-    places = [os.environ.get(name, "") for name in _HOMES] + [f"/usr/local/{name}" for name in _FOLDERS]
-    places += facts.facts_module("drivers").CANN_FOLDERS
-    for folder in sorted({Path(place).resolve() for place in (*places, "/opt/rocm", "/opt/dtk") if place}):
-        paths = [path for depth in range(_DEPTH) for path in sorted(folder.glob("*/" * depth + "*"))]
-        telling = (path for path in paths if path.match("version*") or path.match("ascend_*_install.info"))
-        small = [path for path in telling if path.is_file() and path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
+    drivers = {file for each in machines for file, _ in each.driver}
+    telling = {"version*", *drivers, *(pattern for each in machines for pattern, _ in each.toolkit_files)}
+    named = {place for each in machines for place in (*each.toolkit_folders, *each.container.mounts)} | drivers
+    places = (os.environ.get(each[1:], "") if each.startswith("$") else each for each in named)
+    for place in sorted({Path(each).resolve() for each in places if each}):
+        folder, levels = (place.parent, [place.name]) if place.is_file() else (place, ["*", "*/*", "*/*/*"])
+        paths = [path for level in levels for path in sorted(folder.glob(level))]
+        small = [path for path in paths if any(map(path.match, telling)) and path.is_file()]
+        small = [path for path in small if path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
         texts = {str(path.relative_to(folder)): path.read_text("utf-8", "replace") for path in small}
         if names := [str(path.relative_to(folder)) for path in paths[:_MOST_NAMES]]:
             yield {"folder": str(folder), "names": names, "versions": texts}

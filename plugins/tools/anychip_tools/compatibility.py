@@ -49,7 +49,7 @@ class VersionFinding:
 def findings(versions: Mapping[str, str], pairs: Iterable[Any]) -> list[VersionFinding]:
     """Compare these versions with each other, by the rules here and by the rows' Pairs (backends/vendors/table.py).
 
-    `versions`: by name of packages, and cann, rocm, dtk, cuda (of torch's build), and driver:nvidia and so on. A rule
+    `versions`: by name of packages and toolkits, cuda (of torch's build), and driver:nvidia and so on. A rule
     whose versions are missing is left out.
     """
     found = [*(rule(versions) for rule in _RULES), *(_paired(pair, versions) for pair in pairs)]

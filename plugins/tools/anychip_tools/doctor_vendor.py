@@ -65,8 +65,8 @@ def versions() -> dict[str, str]:
     paired = {name for pair in _pairs() for name in (pair.software, pair.other) if "_" in name}
     found = {package: version_of(package) for package in sorted({*facts_module("table").software(rows), *paired})}
     drivers = facts_module("drivers")
-    found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in every_row().values()}
-    found |= {toolkit: drivers.toolkit_version(toolkit) for toolkit in ("cann", "rocm", "dtk")}
+    found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in rows}
+    found |= {row.machine.toolkit: drivers.toolkit_version(row.machine) for row in rows}
     build = re.search(r"\+cu(\d+)(\d)$", found["torch"])
     folder = importlib.util.find_spec("torch")
     if build:
@@ -126,7 +126,8 @@ def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tupl
     hip, cuda = (environment.get(name) for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
     if hip is not None and cuda is not None and hip != cuda and glob.glob("/dev/kfd*"):
         yield f"HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} differ: ROCm obeys both", "set one"
-    for name in ("ASCEND_HOME_PATH", "ASCEND_OPP_PATH", "ROCM_PATH", "CUDA_HOME", "NEUWARE_HOME"):
+    folders = {each for row in every_row().values() for each in row.machine.toolkit_folders}
+    for name in sorted(each[1:] for each in folders if each.startswith("$")):
         if environment.get(name) and not Path(environment[name]).is_dir():
             yield f"{name}={environment[name]} is no folder", f"unset {name}, or source the vendor's set_env.sh"
     if environment.get("ASCEND_HOME_PATH") and not environment.get("ASCEND_OPP_PATH"):
