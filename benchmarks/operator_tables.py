@@ -35,7 +35,7 @@ _FUNCTION = re.compile(r"^\s*-\s*func:\s*([\w.]+)", re.MULTILINE)
 _CONVERTER = re.compile(r"torch\.ops\.(aten|torchvision)\.(\w+)(?:\.(\w+))?")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Write one table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name")
@@ -43,8 +43,9 @@ def main() -> None:
     parser.add_argument("--key", help="the dispatch key whose kernels are listed")
     parser.add_argument("--functions", type=Path, help="a YAML file with `- func:` lines")
     parser.add_argument("--converters", type=Path, help="Python sources, a file or a folder")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="operator_tables in a plug-in's package")
     parser.add_argument("--source", required=True, help="package and version; today's date is added")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.functions:
         kind, names = "kernels", of_functions(given.functions.read_text(encoding="utf-8"))
     elif given.converters:
@@ -52,9 +53,10 @@ def main() -> None:
     else:
         kind, names = "kernels", of_dispatcher(given.package, given.key)
     kept = kept_names(names)
-    made = shlex.join(["python", "-m", "benchmarks.operator_tables", *sys.argv[1:]])
+    made = shlex.join(["python", "-m", "benchmarks.operator_tables", *(arguments or sys.argv[1:])])
     head = f"# source: {given.source}, {date.today()}\n# kind: {kind}\n# made: {made}\n"
-    (_FOLDER / f"{given.name}.txt").write_text(head + packed(kept), encoding="utf-8")
+    given.folder.mkdir(exist_ok=True)
+    (given.folder / f"{given.name}.txt").write_text(head + packed(kept), encoding="utf-8")
     print(f"{given.name}: {len(kept)} operators")
 
 

@@ -1,5 +1,5 @@
 """Tables of the operators that each vendor's software lists: of this PyTorch's own devices by its dispatcher, of others
-in files beside this one, whose first lines name source, version, date and the command that wrote them.
+in files beside this one and in plug-ins' folders of this name. Their heads name source, version, date and command.
 
 Must not be taken for a measurement: a name says that a kernel is registered, not that it takes every type and shape.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+
+from anychip_base.extras import entry_points
 
 _FOLDER = Path(__file__).parent
 AS_WRITTEN = "aten::"
@@ -50,18 +53,24 @@ def tables() -> tuple[str, ...]:
     import torch
 
     built = [name for name, (member, _) in _BUILT.items() if getattr(torch.version, member, None)]
-    return tuple(sorted((*built, *(path.stem for path in _FOLDER.glob("*.txt")))))
+    return tuple(sorted({*built, *_files()}))
+
+
+def _files() -> dict[str, Path]:
+    """Return the file of each table by its name. What plug-ins have is found without importing them."""
+    packages = [importlib.util.find_spec(each.module.partition(".")[0]) for each in entry_points("anychip.backends")]
+    folders = [_FOLDER, *(Path(each.origin).parent / _FOLDER.name for each in packages if each and each.origin)]
+    return {path.stem: path for folder in folders for path in folder.glob("*.txt")}
 
 
 @cache
 def table(name: str) -> OperatorTable:
     """Read the table of this name. Raises KeyError, which names the tables there are."""
-    path = _FOLDER / f"{name}.txt"
     if name not in tables():
         raise KeyError(f"there is no table of operators for {name!r}; there is {', '.join(tables())}")
     if name in _BUILT:
         return _table_of_torch(name)
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = _files()[name].read_text(encoding="utf-8").splitlines()
     head = dict(line[2:].split(": ", 1) for line in lines if line.startswith("# "))
     names = frozenset(name for line in lines if not line.startswith("#") for name in _unpacked(line))
     return OperatorTable(name, head["kind"], head["source"], names)
