@@ -10,7 +10,8 @@ import gc
 import importlib
 import resource
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -55,20 +56,12 @@ class TestOnnxRuntime:
             pytest.importorskip(package)
 
     def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Session:
-            asked: ClassVar[list[Any]] = []
-
-            def __init__(self, _: bytes, settings: Any, providers: list[Any]) -> None:
-                self.asked.extend(providers)
-
-            def get_providers(self) -> list[str]:
-                return ["CPUExecutionProvider"]
-
+        session = Mock(**{"return_value.get_providers.return_value": ["CPUExecutionProvider"]})
         monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
-        monkeypatch.setattr("onnxruntime.InferenceSession", Session)
+        monkeypatch.setattr("onnxruntime.InferenceSession", session)
         with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
             OnnxRuntimeEngine(NVIDIA).compile(SmallNetwork(), "cuda:1", "fp32", (1,), CompileOptions())
-        assert Session.asked == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
+        assert session.call_args.kwargs["providers"] == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
         """The CPU's own provider stands for an accelerator's that takes nothing."""
