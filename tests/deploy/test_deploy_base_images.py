@@ -17,39 +17,17 @@ from typing import Any
 import pytest
 
 from deploy import install
+from tests.support.container import BASES, describe
 
 ROOT = Path(__file__).parents[2]
 NUMPY_1, NUMPY_2 = "1.26.4", "2.2.6"
-IMAGES = {
-    "Ascend, torch_npu 2.12 on CANN 9.1": {"torch": "2.12.0+cpu", "torch-npu": "2.12.0", "torchvision": "0.27.0+cpu"},
-    "Ascend, torch_npu 2.10 on CANN 9.0": {"torch": "2.10.0+cpu", "torch-npu": "2.10.0", "torchvision": "0.25.0+cpu"},
-    "Cambricon, Neuware 4.7": {
-        "torch": "2.11.0+cpu",
-        "torch-mlu": "1.33.1+torch2.11.0",
-        "torchvision": "0.26.0",
-        "triton": "3.4.0+mlu2.1.1",
-    },
-    "Hygon, DTK 26.04": {
-        "torch": "2.9.0+das.opt1.dtk2604",
-        "torchvision": "0.24.0+das.opt1.dtk2604",
-        "triton": "3.3.0+das.opt1.dtk2604.torch290",
-    },
-    "MetaX, MACA 3.8": {"torch": "2.10.0+metax3.8.1.0", "torchvision": "0.25.0+metax3.8.1.0"},
-    "Moore Threads, MUSA 5.2": {"torch": "2.9.1+musa5.2.0", "torch-musa": "2.9.1", "torchvision": "0.24.1+musa5.2.0"},
-    "NVIDIA 26.05": {"torch": "2.12.0a0+5aff3928d8.nv26.05", "torchvision": "0.27.0a0+nv26.5"},
-}
 
 
 def environment(folder: Path, packages: dict[str, str]) -> Path:
     """Create an environment in which pip sees these packages; return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     [site] = folder.glob("lib/python*/site-packages")
-    for name, version in packages.items():
-        about = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (about / "INSTALLER").write_text("pip\n")
-        (about / "RECORD").write_text("")
+    describe(site, packages)
     return folder / "bin" / "python"
 
 
@@ -80,9 +58,9 @@ def constraints() -> str:
 
 
 @pytest.mark.parametrize("numpy", [NUMPY_1, NUMPY_2])
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", BASES)
 def test_what_the_image_brings_stays_and_the_rest_fits_beside_it(image: str, numpy: str, tmp_path: Path) -> None:
-    packages = {**IMAGES[image], "numpy": numpy}
+    packages = {**BASES[image]["packages"], "numpy": numpy}
     added = resolved(tmp_path, packages, install.Signals(present=packages))
     assert not packages.keys() & added.keys(), "these are the image's own"
     assert {"fastapi", "opencv-python-headless", "onnx"} <= added.keys()

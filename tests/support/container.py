@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tests.support.service_process import stop
 from tests.support.vendor_sources import wheel
@@ -28,15 +29,10 @@ BASE = "localhost/anychip-stand-in"
 _TORCH = ("torch", "torchvision")
 _VENDOR = "opt/vendor/site-packages"
 _SLOW_S = 1500
-PACKAGES_OF_BASES = {
-    "dcu": {
-        "torch": "2.9.0+das.opt1.dtk2604",
-        "torchvision": "0.24.0+das.opt1.dtk2604",
-        "triton": "3.3.0+das.opt1.dtk2604.torch290",
-    },
-    "mlu": {"torch_mlu": "1.33.1+torch2.14.1"},
-}
-"""Versions of vendors' builds, as in tests/deploy/test_deploy_base_images.py. torch_npu is a wheel of the registry."""
+BASES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("vendor_bases.json").read_text())
+"""Vendors' base images, by their flavour or a name: `packages` of torch's surroundings, and `pins` of pip."""
+_NEEDS = {"torch": "triton", "torchvision": "torch", "torch-tensorrt": "torch"}
+"""What each of them wants in exactly the version beside it."""
 _DTK_WITHOUT_DRIVER = "raise ImportError('libgalaxyhip.so.5: cannot open shared object file')\n"
 """What DTK's torch does where the host's /opt/hyhal is not mounted, as while an image is built."""
 
@@ -55,6 +51,19 @@ root=$1
 shift 3
 exec chroot --userspec=10001:0 "$root" "$@"
 """
+
+
+def describe(site: Path, packages: Mapping[str, str]) -> None:
+    """Write into a folder of packages what pip reads of these, in the place of what it says of other versions."""
+    for name, version in packages.items():
+        file = name.replace("-", "_")
+        for about in site.glob(f"{file}-*.dist-info"):
+            shutil.rmtree(about)
+        about = site / f"{file}-{version}.dist-info"
+        about.mkdir()
+        needed = _NEEDS.get(name, "")
+        needs = f"Requires-Dist: {needed}=={packages[needed]}\n" if needed in packages else ""
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
 
 
 def missing() -> str:
@@ -100,7 +109,7 @@ class Builder:
 
         Their driver is not there, as in every base image: it is the host's.
         """
-        if flavour not in ("ascend", *PACKAGES_OF_BASES):
+        if flavour not in ("ascend", *BASES):
             return self.vendor
         folder = self.folder / f"vendor-{flavour}"
         if not folder.exists():
@@ -110,16 +119,21 @@ class Builder:
                 found = wheel("torch-npu")
                 assert isinstance(found, Path), found
                 shutil.unpack_archive(found, packages, "zip")
-            for name, version in PACKAGES_OF_BASES.get(flavour, {}).items():
-                for about in packages.glob(f"{name}-*.dist-info"):
-                    shutil.rmtree(about)
-                about = packages / f"{name}-{version}.dist-info"
-                about.mkdir()
-                (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+            describe(packages, BASES.get(flavour, {}).get("packages", {}))
             if flavour == "dcu":
                 (packages / "torch/__init__.py").unlink()  # A link to this environment's own.
                 (packages / "torch/__init__.py").write_text(_DTK_WITHOUT_DRIVER)
         return folder
+
+    def base_of(self, flavour: str) -> str:
+        """Return the flavour's base; where pip heeds pins in it, they are there."""
+        if not (pins := BASES.get(flavour, {}).get("pins", {})):
+            return BASE
+        (self.folder / "constraint.txt").write_text("".join(f"{name}=={pins[name]}\n" for name in pins))
+        recipe = self.folder / "Pins.Dockerfile"
+        recipe.write_text(f"FROM {BASE}\nCOPY constraint.txt /etc/pip/\nENV PIP_CONSTRAINT=/etc/pip/constraint.txt\n")
+        self("bud", "-q", "--pull-never", "-t", f"{BASE}-pins", "-f", str(recipe), str(self.folder))
+        return f"{BASE}-pins"
 
     def make_base(self) -> None:
         """Make the stand-in base. Its python3 must have the version of this Python, whose torch it sees."""
@@ -185,7 +199,7 @@ class Builder:
         """Build `Dockerfile.<flavour>` over the stand-in, without a network; return the image's name."""
         image = f"localhost/anychip:{flavour}"
         given = {
-            "BASE_IMAGE": BASE,
+            "BASE_IMAGE": self.base_of(flavour),
             "TORCH": "keep",
             "PYTHON": "python3",
             "PIP_NO_INDEX": "1",
