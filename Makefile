@@ -12,6 +12,8 @@ ARM_VENV := .venv-arm
 AUDIT_VENV := .venv-audit
 LEAST_VENV := .venv-least
 NPU_VENV := .venv-npu
+NEXT_VENV := .venv-next
+NEXT_TORCH ?= 2.15.0
 DIST_VENV := .venv-dist
 DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ UNDECIDED := Licensing,Author,AuthorEmail,Url
 export ANYCHIP_TEST_ARTEFACTS ?= build/artefacts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment npu-environment sbom audit dist docs bench clean anew
+.PHONY: help demo serve install check test nightly suite ci-base fuzz lint format clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment npu-environment next-environment sbom audit dist docs bench clean anew
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -55,7 +57,7 @@ suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faul
 
 # Environments that cannot be made here leave tests out, which say so.
 nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, an hour of faults; make nightly ARGS=tests/service/test_chaos.py
-	-@$(MAKE) --keep-going clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment npu-environment
+	-@$(MAKE) --keep-going clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment npu-environment next-environment
 	@$(SUITES) nightly -- $(ARGS)
 
 ci-base:  ## write .ci/base: what LANDED names (default: HEAD) has landed, and .ci/run judges what changed since
@@ -86,6 +88,8 @@ least-environment: $(LEAST_VENV)/.installed  ## make .venv-least, with packages 
 
 npu-environment: $(NPU_VENV)/2.10.0/.installed $(NPU_VENV)/2.12.0.post3/.installed  ## make .venv-npu, with the torch_npu that users of older CANNs have, each with its torch: 12 GB
 
+next-environment: $(NEXT_VENV)/.installed  ## make .venv-next, with the torch that comes after ours: 5 GB; NEXT_TORCH=… names another
+
 audit-environment: $(AUDIT_VENV)/.installed  ## make .venv-audit, with what looks for faults that are known, and for requests that find new ones
 
 image-%: Dockerfile.%  ## build an image, e.g. make image-cuda IMAGE=registry.example.com/anychip; DOCKER names another builder; mlu: ARGS="--build-arg BASE_IMAGE=…"
@@ -112,7 +116,7 @@ bench: $(VENV)/.installed  ## load over HTTP, e.g. make bench ARGS=--help
 	$(BIN)/python -m benchmarks.http_load $(ARGS)
 
 clean:  ## remove the virtual environments and everything else that was generated
-	rm -rf $(VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(NPU_VENV) $(DIST_VENV) $(DOCS_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_VENV) $(DEPLOY_VENV) $(OCR_VENV) $(ARM_VENV) $(AUDIT_VENV) $(LEAST_VENV) $(NPU_VENV) $(NEXT_VENV) $(DIST_VENV) $(DOCS_VENV) sbom.cdx.json wheelhouse build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What is asked for beside, as in ANYCHIP_EXTRAS=onnx make install, comes into an environment that is there already.
@@ -152,6 +156,14 @@ $(NPU_VENV)/%/.installed:
 	$(PYTHON) -m venv $(NPU_VENV)/$*
 	$(NPU_VENV)/$*/bin/pip install --quiet --disable-pip-version-check $(BESIDE) pyyaml pytest pytest-asyncio pytest-timeout --editable . --editable plugins/ascend
 	$(NPU_VENV)/$*/bin/pip install --quiet --disable-pip-version-check --no-deps torch_npu==$*  # It asks for torch's CPU build, which the registry lacks.
+	@touch $@
+
+# It sees the packages of .venv. torchvision is that of our torch: the next one comes out after torch.
+$(NEXT_VENV)/.installed: $(VENV)/.developer
+	$(PYTHON) -m venv $(NEXT_VENV)
+	$(BIN)/python -c 'from pathlib import Path; from deploy.install import link_packages; link_packages(Path("$(NEXT_VENV)/bin/python").absolute())'
+	$(NEXT_VENV)/bin/pip install --quiet --disable-pip-version-check torch==$(NEXT_TORCH)
+	$(NEXT_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --editable . $(patsubst %,--editable plugins/%,ascend grpc samples)
 	@touch $@
 
 $(AUDIT_VENV)/.installed:

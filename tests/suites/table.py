@@ -298,6 +298,16 @@ NIGHTLY = {
         at_a_time=2,
         environment=".venv-least",
     ),
+    "next": Suite(
+        "the torch that comes after ours: engines, operators' names, the contract of devices on the CPU",
+        (
+            "tests/cpu/test_engines.py",
+            "tests/simulated/test_device_contract.py::test_a_device_that_is_here",
+            *of("unit", "device_engines vendor_calls operators vendors"),
+        ),
+        at_a_time=2,
+        environment=".venv-next",
+    ),
 }
 """What `make nightly` has beside the tests marked `nightly` of all others."""
 

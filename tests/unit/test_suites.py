@@ -67,7 +67,7 @@ def test_rows_and_suites_name_each_other_and_what_is_known() -> None:
     assert {suite for _, suites in PATHS for suite in suites} == set(BY_PATH)
     assert {package for suite in SUITES.values() for package in suite.programs} == set(PACKAGES)
     wanted = {target.removesuffix("-environment") for target in commands.environments(SUITES)}
-    assert wanted == {*ENVIRONMENTS, "audit"}
+    assert wanted == {*ENVIRONMENTS, "audit", "next"}
 
 
 def test_every_file_of_the_repository_is_known() -> None:
