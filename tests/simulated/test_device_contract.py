@@ -99,10 +99,14 @@ def test_a_refusal_to_lock_memory_is_nobody_elses_error(stub: str, error: int) -
         "again = executable.start_rows(rows, 2).outputs()[0]\n"
         "right = numpy.array(rows).mean(axis=(1, 2, 3))\n"
         "print(bool(abs(means - right).max() < 1e-2 and abs(again - right).max() < 1e-2))\n"
+        # The next call sees what is not forgotten.
+        "executable._forget_refusal, executable._locked = lambda: None, {}\n"
+        f"set_knob('refuse_lock', {error})\n"
+        "executable.start_rows(rows, 2).outputs()\n"
     )
     done = child(*over(stub), "-c", code)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "True"
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr[-3000:]
+    assert done.returncode == ("CUDA error: " in done.stderr) == (stub == "cuda"), done.stderr[-3000:]
 
 
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
