@@ -7,7 +7,6 @@ detection, memory, copies, errors. No kernel of a vendor's runs there, and no ti
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from anychip_tools.behaviour import device_types
 from backends import BACKENDS
 from tests.support import cann_double
 from tests.support.device_child import child, contract, over
-from tests.support.photographs import FILES
+from tests.support.null_service import metric
+from tests.support.photographs import FILES, PHOTOGRAPHS
 from tests.support.service_process import running
 from tests.support.stub_drivers import cann, cudart
 from tests.support.vendor_sources import TABLES
@@ -110,16 +110,22 @@ def test_a_refusal_to_lock_memory_is_nobody_elses_error(stub: str, error: int) -
 
 
 def test_the_service_on_the_stub_cuda_runtime(tmp_path: Path) -> None:
-    options = (*SERVE, "--device", "cuda:1", "--plugins", "tests.support.stubs.plugin")
+    """What its plug-in has pinned and left, PyTorch keeps until a release."""
+    pinned = "import torch; torch.ones(64 << 20, dtype=torch.uint8, pin_memory=True)\n"
+    (tmp_path / "our_pinned.py").write_text(f"import tests.support.stubs.plugin\n{pinned}")
+    options = (*SERVE, "--device", "cuda:1", "--plugins", "our_pinned")
     with running(tmp_path, *options, environment=cudart(sys.executable)) as service:
         answer = httpx.post(f"{service.url}{PREDICT}", content=FILES[0].read_bytes(), headers=JPEG, timeout=120)
         assert answer.status_code == 200, answer.text
         [device] = httpx.get(f"{service.url}/v1/devices", timeout=60).json()["devices"]
         assert device["device"] == "cuda:1"
-        metrics = httpx.get(f"{service.url}/metrics", timeout=60).text
-        found = re.search(r'anychip_device_memory_bytes\{.*device="cuda:1".*kind="allocated".*\} (\S+)', metrics)
-        assert found, metrics
-        assert float(found[1]) > 40e6  # resnet18's weights
+        weights = metric(service, "anychip_device_memory_bytes", device="cuda:1", kind="allocated")
+        assert weights > 40e6
+        released = httpx.post(f"{service.admin_url}/v1/devices/cuda:1:release", timeout=60)
+        [worker] = released.json()["workers"]
+        assert worker["returned_host_bytes"]["2"] >= 64 << 20
+        counted = metric(service, "anychip_cache_released_host_bytes_total", device="cuda:1", rung="2")
+        assert counted == worker["returned_host_bytes"]["2"]
 
 
 def test_torch_npu_without_cann_stops_torch_but_not_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
