@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from anychip_ascend.backend import BY_PYACL
+from anychip_ascend.om import OmProgram
 from anychip_tools.verify.contract import SmallNetwork, small_images
 from app.precision.gate import Gate, on_cpu
 from backends import (
@@ -57,7 +58,6 @@ def test_cards_are_found_by_pyacl_without_torch_npu(cann: Cann) -> None:
 def test_batches_of_every_gear_are_answered_and_two_are_under_way(cann: Cann) -> None:
     executable, report = loaded(cann, (1, 2, 4))
     assert (report.engine, report.precision, executable.depth) == ("om", "fp16", 2)
-    cann.acl.knobs["copy_s"] = 0.02
     buffers = [executable.buffer(4) for _ in range(2)]
     under_way: list[Any] = []
     for number in range(7):
@@ -195,6 +195,28 @@ def test_an_onnx_file_of_tensors_is_compiled_as_it_is(cann: Cann, tmp_path: Path
     items = np.random.default_rng(0).random((sizes[-1], model.input_shape[0] // 4), np.float32).view(np.uint8)
     for ours, theirs in zip(executable.run(items), network(torch.from_numpy(items)), strict=True):
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+    executable.close()
+
+
+STAGED = OmProgram._staged
+FAULTS: dict[str, Any] = {
+    "shared by batches": lambda own, _, array, *place: STAGED(own, min(own._slots, key=id), array, 0, place[1]),
+    "not pinned": lambda own, slot, array, *_: array,
+}
+"""Memory from which a card must not copy floats."""
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_a_card_reads_late_what_it_is_given(cann: Cann, tmp_path: Path, monkeypatch: Any, fault: str) -> None:
+    monkeypatch.setattr(OmProgram, "_staged", FAULTS.get(fault, STAGED))
+    export(nn.Linear(3, 2), (torch.zeros(2, 3),), tmp_path / "linear.onnx", ["given"], ["sums"], free=True)
+    network = open_model(parse_spec(str(tmp_path / "linear.onnx")), tmp_path).network()
+    executable, _ = cann.backend.load(network, "npu:0", "auto", "auto", (4,))
+    batches = np.random.default_rng(0).random((2, 4, 16), np.float32).view(np.uint8)
+    under_way = [executable.start(items) for items in batches]
+    answers = [started.outputs()[0] for started in under_way]
+    expected = [network(torch.from_numpy(items))[0].numpy() for items in batches]
+    assert np.allclose(answers, expected) == (not fault)
     executable.close()
 
 

@@ -1,11 +1,12 @@
 """Double of Huawei's pyACL: cards in host memory, over models that the double of `atc` beside it has made.
 
 Functions, parameters and answers are those whose sources anychip_ascend/acl.py states; a function that is not
-called is missing here. As on a card, copies and models run on streams, later: code that does not wait sees old numbers.
-It refuses like the real one: a foreign pointer, a batch that is no gear, memory that does not exist.
+called is missing here. It refuses like the real one: a foreign pointer, a batch that is no gear, memory that does not
+exist. Copies and models of a stream run as late as they may on a card, when somebody waits for them: code that does not
+wait sees old numbers, and what it writes into memory too early is what the card reads.
 Copies on a stream are those of CANN 8.0 and 8.1 on 310P and 310B, the strictest (hiascend.com, canncommercial/800,
 aclcppdevg_03_0106): where memory of the host is not pinned, or an address no multiple of 64, "an unpredictable error
-may occur", here always.
+may occur". Here the card always finds such memory reused: wrong bytes arrive, and of its answers none.
 
 Environment variables control it: ACL_DOUBLE_COUNT, _SOC, _MEMORY_MB; so do `knobs`, or a file that ACL_DOUBLE_KNOBS
 names with JSON of the same names, which other processes change.
@@ -16,13 +17,13 @@ names with JSON of the same names, which other processes change.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import functools
 import itertools
 import json
 import os
-import queue
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +36,6 @@ _ALIGNED = 64
 
 knobs = {
     "fail": {},  # function's name -> code; `*` is every function that uses the card
-    "copy_s": 0.0,
     "leak_bytes": 0,  # of each execution
     "memory_mb": int(os.environ.get("ACL_DOUBLE_MEMORY_MB", "16384")),
     "soc": os.environ.get("ACL_DOUBLE_SOC", "Ascend310P3"),
@@ -47,7 +47,7 @@ _numbers = itertools.count(1)
 _things = {}
 _device = {}  # pointer -> memory, bytes
 _host = {}
-_state = SimpleNamespace(initialised=False, message="", local=threading.local())
+_state = SimpleNamespace(initialised=False, message="", local=threading.local(), running=threading.RLock())
 
 
 def _knob(name):
@@ -106,24 +106,30 @@ def destroy_data_buffer(number):
 
 class _Stream:
     def __init__(self):
-        self.tasks = queue.Queue()
-        self.failed = 0
-        threading.Thread(target=self._run, daemon=True).start()
+        self.tasks, self.failed = collections.deque(), 0
 
-    def _run(self):
-        while (task := self.tasks.get()) is not None:
-            code = 0 if self.failed else task()
-            self.failed = self.failed or code or 0
+    def run(self, event):
+        """Do what comes before an event, but no work behind a failure; return the failure's code."""
+        with _state.running:
+            while self.tasks and not event.done:
+                task = self.tasks.popleft()
+                if isinstance(task, _Event):
+                    task.done, task.code = True, self.failed
+                elif not self.failed:
+                    self.failed = task() or 0
+        return event.code
 
 
 class _Event:
     def __init__(self):
-        self.done, self.stream = threading.Event(), None
+        self.done, self.code, self.stream = False, 0, None
 
 
-def _copied(target, source, size):
-    time.sleep(_knob("copy_s"))
-    ctypes.memmove(target, source, size)
+def _copied(target, source, size, right=True):
+    if right:
+        ctypes.memmove(target, source, size)
+    else:
+        ctypes.memset(target, 0xA5, size)
     return 0
 
 
@@ -194,18 +200,16 @@ class rt:
         if code := _code("rt.memcpy_async"):
             return code
         pinned = any(start <= on_host and on_host + size <= start + have for start, (_, have) in _host.items())
-        if not pinned or on_host % _ALIGNED or on_device % _ALIGNED:
-            _state.message = "EE9999: Inner Error, an unpredictable error may occur"
-            return INVALID_PARAM
-        _things[stream].tasks.put(lambda: _copied(target, source, size))
+        right = pinned and on_host % _ALIGNED == on_device % _ALIGNED == 0
+        moved = size if right or kind == 1 else 0
+        _things[stream].tasks.append(functools.partial(_copied, target, source, moved, right))
         return 0
 
     def create_stream():
         return _keep(_Stream()), _code("rt.create_stream")
 
     def destroy_stream(stream):
-        _things.pop(stream).tasks.put(None)
-        return 0
+        return 0 if _things.pop(stream, None) else INVALID_PARAM
 
     def synchronize_stream(stream):
         event, code = rt.create_event()
@@ -230,30 +234,20 @@ class rt:
         if recorded.stream is not None:
             return INVALID_PARAM  # It must be reset first.
         recorded.stream = _things[stream]
-        recorded.stream.tasks.put(recorded.done.set)
+        recorded.stream.tasks.append(recorded)
         return _code("rt.record_event")
 
     def stream_wait_event(stream, event):
         waited = _things[event]
-
-        def wait():
-            while not waited.done.wait(0.01):
-                if waited.stream is not None and waited.stream.failed:
-                    return waited.stream.failed
-            return 0
-
-        _things[stream].tasks.put(wait)
+        _things[stream].tasks.append(lambda: waited.stream.run(waited))
         return _code("rt.stream_wait_event")
 
     def synchronize_event(event):
         waited = _things[event]
-        while not waited.done.wait(0.005):
-            if waited.stream.failed:
-                code = waited.stream.failed
-                waited.stream.failed = 0
-                waited.done.set()
-                _state.message = "EZ9999: Inner Error, the task on the stream failed"
-                return code
+        if code := waited.stream.run(waited):
+            waited.stream.failed = waited.code = 0
+            _state.message = "EZ9999: Inner Error, the task on the stream failed"
+            return code
         return _code("rt.synchronize_event")
 
 
@@ -406,15 +400,12 @@ class mdl:
             counts["leaked"] += _knob("leak_bytes")
             return 0
 
-        _things[stream].tasks.put(execute)
+        _things[stream].tasks.append(execute)
         return 0
 
 
 def forget():
     """Drop things that last as long as the process: decoders' streams and descriptions of channels."""
-    for thing in _things.values():
-        if isinstance(thing, _Stream):
-            thing.tasks.put(None)
     _things.clear()
 
 
