@@ -29,6 +29,7 @@ from models import WeightsError, open_model, parse_spec
 from tests.support.cann_double import Cann
 from tests.support.exports_of_networks import written
 
+PAGE = Path(__file__).parents[2] / "docs/install/ascend.md"
 # acl_base.h, error_codes/rt_error_codes.h and ge_error_codes.h: all of them, in ranges.
 ACL = (*range(100000, 100046), 107022, *range(148046, 148054), *range(200000, 200008), 300000, *range(500000, 500006))
 RUNTIME = (*range(107000, 107019), *range(207000, 207016), *range(507000, 507037), *range(507053, 507058), 507899)
@@ -238,11 +239,12 @@ def test_the_folder_that_ultralytics_exports_is_served_as_it_is(cann: Cann, tmp_
     network, folder = Shades().eval(), tmp_path / "shades_ascend_model"
     folder.mkdir()
     export(network, (torch.zeros(2, 3, 32, 32),), tmp_path / "shades.onnx", ["images"], ["scores"], free=True)
-    options = ["--dynamic_batch_size=1,2", "--input_shape=images:-1,3,32,32"] if gears else []
-    options = options or ["--input_shape=images:1,3,32,32"]
-    files = [f"--model={tmp_path / 'shades.onnx'}", "--framework=5", f"--output={folder / 'shades_Ascend310P3'}"]
-    kind = ["--input_format=NCHW", "--soc_version=Ascend310P3", "--precision_mode=force_fp16"]
-    subprocess.run(["atc", *files, *kind, *options], check=True, capture_output=True)
+    command = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("atc "))
+    for theirs, ours in (("best", "shades"), ("640", "32"), ("1,2,4,8", "1,2")):
+        command = command.replace(theirs, ours)
+    if not gears:
+        command = command.replace(" --dynamic_batch_size=1,2", "").replace("images:-1", "images:1")
+    subprocess.run(command.split(), check=True, capture_output=True, cwd=tmp_path)
     (folder / "metadata.yaml").write_text(
         "description: Ultralytics YOLOv8n-cls model\nauthor: Ultralytics\ntask: classify\nbatch: 1\nimgsz: [32, 32]\n"
         "version: 8.4.0\nnames: {0: dark, 1: grey, 2: light}\n"
