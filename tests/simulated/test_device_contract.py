@@ -18,7 +18,7 @@ from backends import BACKENDS
 from tests.support import cann_double
 from tests.support.device_child import child, contract, over
 from tests.support.null_service import metric
-from tests.support.photographs import FILES, PHOTOGRAPHS
+from tests.support.photographs import FILES
 from tests.support.service_process import running
 from tests.support.stub_drivers import cann, cudart
 from tests.support.vendor_sources import TABLES
