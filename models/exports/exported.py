@@ -139,6 +139,8 @@ def open_exported(name: str, files: OpenedFiles, stated: str = "", architecture:
         raise WeightsError(f"{file.name}: it is served for images only: export an .onnx for tensors.")
     images: dict[str, Any] | None = None
     if not is_tensors:
+        if sidecar is None and not stated and file.with_suffix(".json").is_file() and labels_beside(file) is None:
+            log.warning("%s.json is not read beside %s: its keys are not a sidecar's", file.stem, file.name)
         images = {
             "sidecar": None if sidecar is None else sidecar.model_dump(exclude={"options"}),
             "labels": labels_beside(file),

@@ -12,6 +12,7 @@ import ast
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
@@ -241,25 +242,38 @@ def sidecar_of(content: Mapping[str, Any], where: str) -> Sidecar:
 
 
 def _stated_beside(file: Path, stated: str) -> Sidecar | None:
-    beside = file.with_name(f"{file.stem}.json")
-    found = None if stated else read_regular(beside)
+    where = f"{file.name}?{stated}" if stated else f"{file.stem}.json beside {file.name}"
+    found = None if stated else read_regular(file.with_name(f"{file.stem}.json"))
     if not stated and found is None:
         return None
     try:
         text = (found or b"").decode("utf-8-sig")
-        content = json.loads(text) if text else {name: _json(value) for name, value in parse_qsl(stated)}
+        query = [(name, _json(value)) for name, value in parse_qsl(stated, keep_blank_values=True)]
+        content = json.loads(text, object_pairs_hook=_once) if text else _once(query)
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{beside.name} beside {file.name} cannot be read as JSON: {str(error)[:200]}.") from error
-    if not isinstance(content, dict) or not content.keys() & Sidecar.model_fields.keys():
-        return None  # Its content is labels, or of another purpose.
-    sidecar = sidecar_of(content, f"{beside.name} beside {file.name}")
+        raise WeightsError(f"{where} cannot be read: {str(error)[:200]}.") from error
+    keys = set(content) if isinstance(content, dict) else set[str]()
+    near = [name for name in keys if get_close_matches(name.lower(), Sidecar.model_fields, 1, 0.75)]
+    if not (keys & Sidecar.model_fields.keys() or (stated and keys) or 2 * len(near) > len(keys)):
+        return None  # It is of labels, or of another purpose: of a sidecar's misspelt keys, most are nearly right.
+    sidecar = sidecar_of(content, where)
     useless = sorted(content.keys() - {"task"}) if sidecar.task == "tensors" else []
     if useless:
-        raise WeightsError(f"{beside.name} beside {file.name}: {useless[0]!r} has no effect on tensors.")
+        raise WeightsError(f"{where}: {useless[0]!r} has no effect on tensors.")
     if sidecar.task not in (None, *TASKS, "tensors") and sidecar.task not in task_names():
         known = ", ".join((*TASKS, "tensors", *task_names()[len(TASKS) :]))
-        raise WeightsError(f"{beside.name} beside {file.name}: there is no task {sidecar.task!r}, but {known}.")
+        raise WeightsError(f"{where}: there is no task {sidecar.task!r}, but {known}.")
     return sidecar
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the values by name. Raises ValueError for a name that is given twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is given twice: state it once")
+        found[name] = value
+    return found
 
 
 def _json(text: str) -> Any:

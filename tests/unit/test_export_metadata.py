@@ -75,6 +75,13 @@ def test_any_sidecar_is_read_or_refused_in_a_sentence(tmp_path_factory: Any, con
         assert not sentence or sentence.startswith("best.json")
 
 
+@pytest.mark.parametrize("stated", ["chanels=bgr", "pad=", "pad=1&pad=2", '{"maen":1}', '{"1":2,"1":2}', '{"epoch":1}'])
+def test_a_misspelt_an_empty_and_a_doubled_key_are_refused(tmp_path: Path, stated: str) -> None:
+    (tmp_path / "best.json").write_text(stated)
+    sentence = sentence_of(lambda: read_sidecar(tmp_path / "best.onnx", stated.partition("{")[0]), WeightsError)
+    assert bool(sentence) != ("epoch" in stated)  # Another program's.
+
+
 def test_a_bomb_of_yaml_is_refused_before_it_is_unfolded(tmp_path: Path) -> None:
     """Each line ten times the one before: a kilobyte would be gigabytes of text."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
