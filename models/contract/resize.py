@@ -232,9 +232,11 @@ class Whole(Resize):
             # As Ultralytics does: of an odd border the smaller half is above and to the left.
             left, top = round((input_width - new_width) / 2 - 0.1), round((input_height - new_height) / 2 - 0.1)
             return Geometry(new_width, new_height, left, top, *kernel)
-        if self.longer and self.longer * min(width, height) < self.shorter * max(width, height):
+        room = [side - side % self.multiple_of + self.multiple_of - 1 for side in self.size]  # Before rounding down.
+        longer = min(self.longer, room[0] * max(width, height) / height, room[1] * max(width, height) / width)
+        if self.longer and longer * min(width, height) < self.shorter * max(width, height):
             # transformers limits the longer side here, and rounds the shorter side to the nearest whole number.
-            exact = self.longer * min(width, height) / max(width, height)
+            exact = longer * min(width, height) / max(width, height)
             sides = round(exact), int(exact * max(width, height) / min(width, height))
             sides = sides if width <= height else sides[::-1]
         else:

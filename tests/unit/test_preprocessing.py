@@ -212,7 +212,9 @@ def test_a_processor_within_another_is_read_first(tmp_path: Path) -> None:
 def test_the_longer_side_decides_as_transformers_rounds() -> None:
     resize = made(size=(1333, 1333), resize="top-left", resize_to=(800, 1333), pad=(9, 9, 9), resize_by="torch")
     found = [resize.geometry(*size) for size in ((1000, 251), (251, 1000), (500, 375))]
-    assert [(each.width, each.height) for each in found if each] == [(1333, 335), (335, 1333), (1066, 800)]
+    found += [made("top-left", (96, 160), resize_to=(96, 160)).geometry(*size) for size in ((100, 300), (300, 100))]
+    sizes = [(each.width, each.height) for each in found if each]
+    assert sizes == [(1333, 335), (335, 1333), (1066, 800), (32, 96), (160, 53)]
 
 
 @pytest.mark.parametrize("is_nested", [True, False])
