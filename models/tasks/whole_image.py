@@ -148,6 +148,9 @@ class Regress(TaskAdapter):
         self.names = file.labels or (("value",) if count == 1 else tuple(f"value {n}" for n in range(count)))
         if len(self.names) != count:
             raise ValueError(f"it answers with {count} numbers, and there are {len(self.names)} labels for them")
+        if len(set(self.names)) < count:
+            twice = max(self.names, key=self.names.count)
+            raise ValueError(f"it answers by label, and two numbers have the label {twice!r}: name each otherwise")
 
     def compute(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         import torch

@@ -158,6 +158,8 @@ def test_numbers_have_names() -> None:
     assert asked(task("regress", (1, 1)), two[0]) == {"values": {"value": 31.5}}
     with pytest.raises(ValueError, match="it answers with 3 numbers, and there are 1 labels"):
         task("regress", (1, 3), labels=("age",))
+    with pytest.raises(ValueError, match="two numbers have the label 'age'"):
+        task("regress", (1, 3), labels=("age", "height", "age"))
 
 
 PLACE = Placement(64, 64)
