@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -17,11 +18,12 @@ CLIENT_GROUP = "anychip.clients"
 STAGES = ">"
 """Sign between a detector and the classifier of its detections."""
 _FIRST_SIZES = "1,2,4,8"
+_PART = re.compile(r"(?:\[[^\[\]]*\]|\{[^{}]*\}|[^,])+")
 
 
 def split(value: str) -> tuple[str, ...]:
-    """Return the parts of a comma-separated setting, without blanks."""
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+    """Return the parts of a comma-separated setting, without blanks; commas in brackets, as of a model's JSON, stay."""
+    return tuple(part.strip() for part in _PART.findall(value) if part.strip())
 
 
 def is_cascade(entry: str) -> bool:

@@ -37,6 +37,7 @@ def test_the_command_line_beats_the_environment_beats_the_file_beats_the_default
     (elsewhere / "anychip.toml").write_text('port = 1\nmodels = ["resnet18", "yolov8n"]\n')
     assert Settings().port == 1
     assert Settings().model_specs == ("resnet18", "yolov8n")
+    assert Settings(models='a[=b.onnx?mean=[0,1]&c={"d":[2,3],"e":4},f').model_specs[1:] == ("f",)
     monkeypatch.setenv("ANYCHIP_PORT", "2")
     assert Settings().port == 2
     assert Settings(port=3).port == 3
