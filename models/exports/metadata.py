@@ -49,10 +49,10 @@ Channels = Literal["rgb", "bgr"]
 Levels = Literal["levels", "floats"]
 """Content of an input. `levels`: numbers of 0 to 255, which the network itself normalises."""
 TASKS = tuple(entry.name for entry in OWN)
-_Side = Annotated[int, Field(gt=0, le=library_files.MAX_SIDE)]
-_Level = Annotated[int, Field(ge=0, le=255)]
-_Mean = Annotated[float, Field(allow_inf_nan=False)]
-_Deviation = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Side = Annotated[int, Field(strict=True, gt=0, le=library_files.MAX_SIDE)]
+_Level = Annotated[int, Field(strict=True, ge=0, le=255)]
+_Mean = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Deviation = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 _MAX_ENLARGED, _LEAST_MAX = 4, 2048
 """Largest side of the resized image of which an input is cut: so many times the input's, and at least that many pixels.
 Every image of the model takes that memory.
@@ -87,7 +87,7 @@ class Sidecar(_Stated):
     mean: tuple[_Mean, _Mean, _Mean] | None = Field(default=None, description="one number or three")
     std: tuple[_Deviation, _Deviation, _Deviation] | None = Field(default=None, description="one or three over 0")
     resize_to: _Side | tuple[_Side, _Side] | None = Field(default=None, description="a side, or height and width")
-    crop: float | None = Field(default=None, gt=0, le=4, description="a share of up to 4")
+    crop: float | None = Field(default=None, strict=True, gt=0, le=4, description="a share of up to 4")
     interpolation: Interpolation | None = None
     antialias: bool | None = None
     pad: _Level | tuple[_Level, _Level, _Level] | None = Field(default=None, description="a level up to 255, or three")

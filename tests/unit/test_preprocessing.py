@@ -83,6 +83,7 @@ def test_each_key_has_an_effect(keys: dict[str, Any], expected: Resize) -> None:
         ({"crop": 4, "size": (2, 2)}, '"crop" resizes images to 0 pixels'),
         ({"resize_to": -5}, "greater than 0"),
         ({"pad": 256}, "less than or equal to 255"),
+        *(({key: True}, "should be a valid") for key in ("mean", "pad", "crop")),
         ({"mean": math.nan}, "finite number"),
     ],
 )
