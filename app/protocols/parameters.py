@@ -72,7 +72,7 @@ def number(given: Mapping[str, Any], name: str, default: float, low: float, high
     if name not in given:
         return default
     try:
-        value = float(given[name])
+        value = math.nan if isinstance(given[name], bool) else float(given[name])
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not low <= value <= high:

@@ -17,6 +17,7 @@ from app.http.call import AsgiRequest, read_query
 from app.http.edge import Cors
 from app.http.routes import predict
 from app.observability.metrics import Recorder
+from app.protocols import parameters
 from app.protocols.documents import packed_with_image, read_instances, read_tensors, unpack
 from app.protocols.options import INFER, QUERY, VERSION, Parameter, check_names
 
@@ -229,6 +230,8 @@ def test_a_parameter_that_there_is_not_or_that_comes_twice_is_refused_by_name() 
         read_query(b"top_k=3&masks=none&top_k=3")
     with pytest.raises(ServiceError, match="there is top_k, score_threshold"):
         read_query(b"utm_source=mail")
+    with pytest.raises(ServiceError, match="overlap has no effect without tile"):
+        read_query(b"overlap=0.1")
     with pytest.raises(ServiceError, match="257 parameters are more than the 256"):
         read_query(b"&" * 256, any_name=True)
     assert read_query(b"utm_source=mail&top_k=3&top_k=4", any_name=True)[0].top_k == 4
@@ -236,6 +239,8 @@ def test_a_parameter_that_there_is_not_or_that_comes_twice_is_refused_by_name() 
 
 @pytest.mark.parametrize("row", [row for row in QUERY if row != VERSION], ids=lambda row: row.name)
 def test_a_value_that_a_parameter_cannot_have_is_refused_by_name(row: Parameter) -> None:
+    with pytest.raises(ServiceError, match=f"^{row.name} must be "):
+        parameters.read(row, {row.name: True})
     for value in ("many", "nan", "", *(() if row.choices else (row.low - 1, row.high + 1))):
         with pytest.raises(ServiceError, match=f"^{row.name} must be ") as refused:
             read_query(f"{row.name}={value}".encode())
