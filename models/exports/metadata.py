@@ -321,7 +321,8 @@ def description(
     ValueError, with a sentence, for values that make no sense.
     """
     values = {key: _literal(value) for key, value in metadata.items()}
-    task = values.get("task")
+    is_semantic = values.get("task") == "semantic"  # Ultralytics letterboxes these networks' images, too.
+    task = "segment_semantic" if is_semantic else values.get("task")
     yolov5 = task is None and {"stride", "names"} <= values.keys()
     if sidecar is not None and sidecar.task is not None:
         task = sidecar.task
@@ -331,16 +332,20 @@ def description(
         if task not in TASKS:
             return None
         takes = task_class(task).takes
+    names = tuple(labels) if labels else _names(values.get("names"))
+    if is_semantic and names is not None and len(names) == 1:
+        names = ("background", *names)
     arguments = values.get("args")  # Ultralytics' `nms=True` finds nothing in images beyond those it was exported for.
     has_nms = isinstance(arguments, Mapping) and arguments.get("nms") is True
     end_to_end = has_nms or values.get("end2end") is True
     found = Description(
         task=str(task),
         takes=takes,
-        labels=tuple(labels) if labels else _names(values.get("names")),
+        labels=names,
         size=_size(values.get("imgsz")),
         keypoints=_size(values.get("kpt_shape")),
         layout=_layout(values, takes, yolov5, end_to_end),
+        resize="letterbox" if is_semantic else None,
         end_to_end=end_to_end,
         is_unrolled=has_nms,
         exporter="yolov5" if yolov5 else f"ultralytics {values['version']}"[:100] if "version" in values else "",

@@ -111,17 +111,19 @@ def test_metadata_is_read_as_yaml(tmp_path: Path) -> None:
         "description: 'Ultralytics YOLO26n '\nversion: 8.4.190\nstride: 32\ntask: pose\nimgsz:\n- 64\n- 96\n"
         "names:\n  0: person\n  1: 'n: o'\nkpt_shape:\n- 17\n- 3\nargs:\n  nms: false\nend2end: true\n"
     )
-    about = description(yaml_metadata(tmp_path / "best.xml"), None, None)
-    assert about is not None
+    about: Any = description(yaml_metadata(tmp_path / "best.xml"), None, None)
     assert (about.task, about.size, about.labels, about.keypoints) == ("pose", (64, 96), ("person", "n: o"), (17, 3))
     assert (about.end_to_end, about.is_unrolled) == (True, False)
+    (tmp_path / "metadata.yaml").write_text("task: semantic\nversion: 8.4.190\nnames: {0: road}\n")
+    semantic: Any = description(yaml_metadata(tmp_path / "best.xml"), None, None)
+    assert (semantic.task, semantic.resize) == ("segment_semantic", "letterbox")
+    assert semantic.labels == ("background", "road")
     (tmp_path / "metadata.yaml").write_text("names: [")
     with pytest.raises(ValueError, match=r"metadata\.yaml beside it cannot be read"):
         yaml_metadata(tmp_path / "best.xml")
     (tmp_path / "metadata.yaml").unlink()
     (tmp_path / "best.yaml").write_text("stride: 32\nnames: [a, b]\n")
-    yolov5 = description(yaml_metadata(tmp_path / "best.xml"), None, None)
-    assert yolov5 is not None
+    yolov5: Any = description(yaml_metadata(tmp_path / "best.xml"), None, None)
     assert (yolov5.layout, yolov5.labels) == ("yolov5", ("a", "b"))
 
 
