@@ -217,6 +217,7 @@ class OpenVinoGraph(RuntimeGraph):
         # Not tied to processors, which a confined process may not do.
         options = {
             "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # Else activations before weights of 4 or 8 bits get 8 bits.
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "ENABLE_CPU_PINNING": False,
         }

@@ -28,9 +28,12 @@ def written(folder: Path, first: list[int], kind: Any, *, last: bool = False, si
     images = ops.parameter([*first, *([HEIGHT, WIDTH, 3] if last else [3, HEIGHT, WIDTH])], kind, "images")
     pixels = ops.transpose(images, ops.constant(np.array([0, 3, 1, 2]))) if last else images
     pixels = pixels if kind == np.float32 else ops.convert(pixels, "f32")
-    weights = np.random.default_rng(1).normal(size=(5, 3, 3, 3)).astype(np.float32)
+    random = np.random.default_rng(1)
+    weights = random.normal(size=(64, 3, 3, 3)).astype(np.float32)
     seen = ops.relu(ops.convolution(pixels, ops.constant(weights), [2, 2], [1, 1], [1, 1], [1, 1]))
-    scores = ops.reduce_mean(seen, ops.constant(np.array([2, 3])), False)
+    packed = ops.convert(ops.constant(random.integers(-127, 128, (5, 64), np.int8)), "f32")
+    layer = ops.multiply(packed, ops.constant(np.full((5, 1), 0.01, np.float32)))
+    scores = ops.matmul(ops.reduce_mean(seen, ops.constant(np.array([2, 3])), False), layer, False, True)
     file = folder / "best.xml"
     openvino.save_model(openvino.Model([ops.result(scores)], [images], "small"), file, compress_to_fp16=False)
     stated = sidecar or json.dumps({"task": "classify", "labels": list("abcde"), "mean": [0, 0, 0], "std": [1, 1, 1]})
@@ -52,7 +55,8 @@ def test_it_is_computed_by_openvino_alone(tmp_path: Path, first: list[int], kind
     given = (levels if last else levels.transpose(0, 3, 1, 2)).astype(kind)
     network = openvino.Core().read_model(file)
     network.reshape([2, *given.shape[1:]])
-    compiled = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    compiled = openvino.Core().compile_model(network, "CPU", exact)
     expected = compiled([given])[0]
     spread = np.ptp(expected)
     for form in (model, NormalisedModel.of(model)):
