@@ -181,7 +181,7 @@ class OpenVinoGraph(RuntimeGraph):
         )
 
     def at_first_layer(self, tensor: Tensor) -> Tensor | None:
-        """Return what the first layer with weights gets; None if there is none."""
+        """Return what the first layer with weights gets; None if there is none, or OpenVINO cannot compile it alone."""
         before = self._before_first_layer
         return None if before is None else torch.from_numpy(np.array(before([tensor.numpy()])[0], np.float32))
 
@@ -195,7 +195,9 @@ class OpenVinoGraph(RuntimeGraph):
         if first is None:
             return None
         before = openvino.Model([first.input_value(0)], model.get_parameters(), "before the first layer")
-        return self._compile(before)
+        with contextlib.suppress(RuntimeError):
+            return self._compile(before)
+        return None
 
     def divides_by_products(self) -> bool:
         """Return True if it divides by a product of matrices, or by a part or a sum of one."""

@@ -28,10 +28,11 @@ def written(folder: Path, first: list[int], kind: Any, *, last: bool = False, si
     images = ops.parameter([*first, *([HEIGHT, WIDTH, 3] if last else [3, HEIGHT, WIDTH])], kind, "images")
     pixels = ops.transpose(images, ops.constant(np.array([0, 3, 1, 2]))) if last else images
     pixels = pixels if kind == np.float32 else ops.convert(pixels, "f32")
-    random = np.random.default_rng(1)
-    weights = random.normal(size=(64, 3, 3, 3)).astype(np.float32)
+    ends = [ops.constant(np.full((1, 1, 1, 1), level, np.float32)) for level in (0, 1)]
+    pixels = ops.fake_quantize(pixels, *ends, *ends, 1 << 16)  # OpenVINO compiles it with a layer after it alone.
+    weights = np.random.default_rng(1).normal(size=(64, 3, 3, 3)).astype(np.float32)
     seen = ops.relu(ops.convolution(pixels, ops.constant(weights), [2, 2], [1, 1], [1, 1], [1, 1]))
-    packed = ops.convert(ops.constant(random.integers(-127, 128, (5, 64), np.int8)), "f32")
+    packed = ops.convert(ops.constant(np.random.default_rng(2).integers(-127, 128, (5, 64), np.int8)), "f32")
     layer = ops.multiply(packed, ops.constant(np.full((5, 1), 0.01, np.float32)))
     scores = ops.matmul(ops.reduce_mean(seen, ops.constant(np.array([2, 3])), False), layer, False, True)
     file = folder / "best.xml"
