@@ -201,6 +201,8 @@ def open_model(
         if isinstance(error, SeveralNetworksError) or (family is not _CLASSIFIERS and not header.modules):
             own = ""
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
+    if fitted.assumed and dict(files.digests)[files.main][:8] not in file.name:  # As published files are named.
+        log.warning("%s: %s", files.source, fitted.assumed)
     if header.chosen:
         every = ", ".join(header.chosen)
         said = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"

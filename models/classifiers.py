@@ -62,7 +62,15 @@ def _fitted(architecture: str, found: Checkpoint) -> Fitted:
     has_auxiliary = bool(auxiliary) and any(name.startswith(auxiliary) for name in state)
     network = _skeleton(architecture, len(state[head]), has_auxiliary)
     check_fits(architecture, state, network.state_dict())
-    return Fitted(found, len(state[head]), network)
+    assumed, root = "", found.modules.get("")
+    if root is not None and "transform_input" in root.facts:  # It was saved whole.
+        setattr(network, "transform_input", bool(root.facts["transform_input"]))  # noqa: B010
+    elif architecture in _WITH_AUXILIARY:
+        assumed = (
+            "it does not say its network's transform_input, which is taken as True, as in torchvision's published "
+            "file: where it is False, as without weights, save the network whole, torch.save(network, …)"
+        )
+    return Fitted(found, len(state[head]), network, assumed)
 
 
 class ClassificationNetwork(PixelNetwork):
@@ -85,8 +93,7 @@ class Classifier(PixelModel):
         published = _published(architecture, weights_file)
         declared = published.transforms()
         if weights_file is not None and weights not in ("official", "sample"):
-            form = " and transform_input=True" if architecture in _WITH_AUXILIARY else ""
-            log.info("%s: preprocessing%s as of torchvision's %s", name, form, published)
+            log.info("%s: preprocessing as of torchvision's %s", name, published)
         side = declared.crop_size[0]
         kernel, antialias = declared.interpolation.value, bool(declared.antialias)
         return cls(
@@ -151,9 +158,6 @@ class Classifier(PixelModel):
         # MNASNet refuses to load without the version of its layout; every published file has the present one.
         values._metadata = {"": {"version": core._version}}  # type: ignore[attr-defined]
         core.load_state_dict(values, assign=True)
-        root = read.found.modules.get("")  # Of a network that was saved whole; of others torchvision's published form.
-        if root is not None and "transform_input" in root.facts:
-            setattr(core, "transform_input", bool(root.facts["transform_input"]))  # noqa: B010
         for auxiliary in _WITH_AUXILIARY.get(self.architecture, ()):
             setattr(core, auxiliary, None)  # only used in training
         return core

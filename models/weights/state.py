@@ -30,11 +30,12 @@ _UNCHANGED = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Dropout, nn.Identi
 
 @dataclass(frozen=True)
 class Fitted:
-    """A checkpoint in the names of an architecture, and the network that it fits, on the meta device."""
+    """A checkpoint in an architecture's names, the network that it fits, on the meta device, and what is `assumed`."""
 
     found: Checkpoint
     class_count: int
     network: nn.Module
+    assumed: str = ""
 
 
 class SeveralNetworksError(WeightsError):
@@ -138,8 +139,7 @@ def _difference(saved: SavedModule, own: nn.Module) -> str:
         return ""
     elif _class(kind) != type(own).__name__:
         return f"is {_class(kind)} and not {type(own).__name__}"
-    facts = {name: each for name, each in saved.facts.items() if name != "transform_input"}  # It is served as saved.
-    wrong = {name: each for name, each in facts.items() if _differ(each, vars(own).get(name, each))}
+    wrong = {name: each for name, each in saved.facts.items() if _differ(each, vars(own).get(name, each))}
     return " and ".join(f"has {name} {each}" for name, each in wrong.items())
 
 

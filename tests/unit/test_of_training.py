@@ -140,13 +140,18 @@ def test_a_network_beside_the_one_that_is_served_is_warned_of(
 
 @pytest.mark.parametrize("under", ["", "module", "net"])
 @pytest.mark.parametrize("transforms", [True, False])
-def test_a_network_that_was_saved_whole_normalises_as_it_did(transforms: bool, under: str, tmp_path: Path) -> None:
+def test_a_network_that_was_saved_whole_normalises_as_it_did(
+    transforms: bool, under: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     network = torchvision_models.googlenet(
         weights=None, num_classes=3, aux_logits=False, transform_input=transforms, init_weights=False
     )
     torch.save({"model": nn.ModuleDict({under: network}) if under else network}, tmp_path / "whole.pth")
     served: Any = open_model(parse_spec(f"x=googlenet:{tmp_path / 'whole.pth'}"), tmp_path / "cache")
     assert served.network().core.transform_input is transforms
+    torch.save(network.state_dict(), tmp_path / "state.pth")
+    open_model(parse_spec(f"x=googlenet:{tmp_path / 'state.pth'}"), tmp_path / "cache")
+    assert caplog.text.count("transform_input, which is taken as True") == 1
 
 
 @pytest.mark.parametrize("name", ["0", "model", "module", "net"])
