@@ -169,7 +169,7 @@ def test_weights_that_do_not_fit_and_code_from_elsewhere_are_refused(tmp_path: P
     folders.timm_folder("test_vit", tmp_path / "size")
     config = json.loads((tmp_path / "size" / "config.json").read_text())
     (tmp_path / "size" / "config.json").write_text(json.dumps({**config, "model_args": {"img_size": 96}}))
-    with pytest.raises(WeightsError, match=r'another image size .*config.json, as "model_args": {"img_size": 384}'):
+    with pytest.raises(WeightsError, match=r"another image size .* timm.models.save_for_hf\(network, 'folder'\)"):
         opened(tmp_path / "size")
     folders.timm_folder("resnet18", tmp_path / "resnet")
     with pytest.raises(WeightsError, match=r"timm/resnet10t, which has no conv1.* is served from an export: torch"):
@@ -198,6 +198,10 @@ def test_a_configuration_has_no_other_weights_read(tmp_path: Path) -> None:
     harmless = {"_name_or_path": "/etc/passwd", "attn_implementation": "kernels-community/x", "unheard_of": [1]}
     (tmp_path / "config.json").write_text(json.dumps({**config, **harmless}))
     assert opened(tmp_path).network()
+    detr = {"architectures": ["DetrForObjectDetection"], "model_type": "detr", "backbone": "test_resnet"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **detr, "backbone_kwargs": {"out_indices": [1]}}))
+    with pytest.raises(WeightsError, match="has no bbox_predictor"):  # Not that the Hub did not answer.
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -133,8 +133,8 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
             if "size mismatch for pos_embed" not in str(error):
                 raise
             raise WeightsError(
-                f"The positions in {file.name} are of another image size than {architecture} has by default: state the "
-                f'one it was trained at in {CONFIG}, as "model_args": {{"img_size": 384}}.'
+                f"The positions in {file.name} are of another image size than {architecture} has by default: save the "
+                f"network with its {CONFIG}, timm.models.save_for_hf(network, 'folder'), and serve the folder."
             ) from None
     return _First(network)
 
@@ -187,6 +187,9 @@ def _of_transformers(
         )
     known: Any = kind
     _refuse_never(config, "")
+    if config.get("backbone") and (given := config.get("backbone_kwargs")) and not config.get("backbone_config"):
+        of_timm = {"model_type": "timm_backbone", "backbone": config["backbone"], **given}
+        config = {**config, "backbone": None, "backbone_config": of_timm}  # Else transformers 5 asks the Hub for it.
     settings = _of_class(transformers, known.config_class, config)
     # The library gets the tensors and no folder: it would read other files of a folder, too.
     if by_itself:
