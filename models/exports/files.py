@@ -18,6 +18,7 @@ from anychip_base.extras import entry_points, how_to_install
 from anychip_base.interpreter import python_command
 from models.contract.errors import WeightsError
 from models.onnx.file import fields
+from models.weights.checkpoint import LABELS
 
 _CHILDREN = {f".{entry.name}": entry.value for entry in entry_points("anychip.finished")}
 _EXTRAS = {".om": "ascend"}
@@ -34,7 +35,6 @@ _PARTS: dict[int, dict[int, int]] = {
     _SPARSE: {1: _TENSOR, 2: _TENSOR},
     _TENSOR: {13: _PLACE},
 }
-_LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
 _OF_GRAPHS = ("{}.tensors.json", "config.json", "preprocessor_config.json", "processor_config.json")
 _OF_METADATA = ("metadata.yaml", "{}.yaml")
 MAX_OUTSIDE = 1000
@@ -77,12 +77,12 @@ def names_beside(file: Path, *, is_graph: bool) -> list[str]:
 
     `is_graph`: the file carries its own graph, or a library builds its network; it is not of a network of ours.
     """
-    names = [*_LABELS, *(_OF_GRAPHS if is_graph else ())]
+    names = [*LABELS, *(_OF_GRAPHS if is_graph else ())]
     if file.suffix in (".xml", *FINISHED):
         names += _OF_METADATA
     if file.suffix == ".xml":
         names.append("{}.bin")
-    return [name.format(file.stem) for name in names]
+    return [name.format(stem) for name in names for stem in (file.stem, file.stem.removesuffix(".pth"))]
 
 
 def names_within(file: Path) -> list[str]:

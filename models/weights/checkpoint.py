@@ -56,6 +56,7 @@ _WITHOUT_NAMES = (
 )
 SAVE_ONE = "save one of them, torch.save(checkpoint[…], …)"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
 _LABEL_KEYS = ("labels", "names", "classes", "class_names")
 _SAFETENSORS_DTYPES = {
     **{f"F{bits}": getattr(torch, f"float{bits}") for bits in (16, 32, 64)},
@@ -109,7 +110,8 @@ def labels_beside(path: Path) -> tuple[str, ...] | None:
     The names, in order: `<stem>.labels.txt`, `<stem>.txt`, `<stem>.json`, `labels.txt`, `labels.json`. Text has one
     label a line; JSON is a list or an object {"0": "cat", …}, `labels.json` also {"cat": 0, …}. Raises WeightsError.
     """
-    for name in (f"{path.stem}.labels.txt", f"{path.stem}.txt", f"{path.stem}.json", "labels.txt", "labels.json"):
+    stems = path.stem, path.stem.removesuffix(".pth")  # Of `model_best.pth.tar` both.
+    for name in [each.format(stem) for each in LABELS for stem in stems]:
         content = read_regular(path.with_name(name))
         if content is None:
             continue

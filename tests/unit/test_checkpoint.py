@@ -415,6 +415,7 @@ def test_labels_beside_the_weights_win_over_those_within(tmp_path: Path, name: s
     (tmp_path / name).write_text(content, encoding="utf-8")
     assert read(path).labels == ("cat", "Hündin")
     assert read(path, with_data=False).labels == ("cat", "Hündin")
+    assert labels_beside(tmp_path / "dogs.pth.tar") == ("cat", "Hündin")
 
 
 @pytest.mark.parametrize(
