@@ -197,7 +197,7 @@ def open_model(
             if family is _CLASSIFIERS
             else f"yolo export model={file.name} format=onnx"
         )
-        own = f" A head or a network of your own is served from an export: {export}."
+        own = f" A head or a network of your own is served from an export, of its own images' size: {export}."
         if isinstance(error, SeveralNetworksError) or (family is not _CLASSIFIERS and not header.modules):
             own = ""
         raise WeightsError(f"{file.name} cannot be used for {spec.name}: {error}{own}") from error
@@ -284,6 +284,8 @@ def _of_library(folder: Path) -> tuple[str, Path] | None:
         way = " Save it again in one: save_pretrained(folder, max_shard_size='1TB')." if files else ""
         if not files and (folder / "onnx").is_dir():
             way = f" Name a file of {folder}/onnx, with a copy of {folder}/*.json beside it."
+        if not files and (networks := sorted(folder.glob("*.xml"))):
+            way += f" OpenVINO's network is served by its own name: {networks[0]}."
         raise WeightsError(f"{folder} has a {CONFIG} and {len(files)} files of weights, of which one is read.{way}")
     if is_timm(config):
         return f"timm/{config['architecture']}", files[0]

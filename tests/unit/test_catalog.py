@@ -167,10 +167,11 @@ def test_a_graph_below_its_configuration_is_said_to_lie_there(tmp_path: Path) ->
     for folder in ("onnx", "mine"):
         (tmp_path / folder).mkdir()
         (file := tmp_path / folder / "model.onnx").write_bytes(b"graph")
+    (tmp_path / "openvino_model.xml").touch()
     for given, said in (
         (file, "damaged, cut short, or not an ONNX file"),
         (tmp_path / "onnx" / file.name, r"copy config\.json and .* beside the file"),
-        (tmp_path, "Name a file of .*onnx, with a copy"),
+        (tmp_path, r"Name a file of .*onnx, with a copy.* by its own name: .*openvino_model\.xml"),
     ):
         with pytest.raises(WeightsError, match=said):
             open_model(parse_spec(f"x={given}"), tmp_path / "cache")
