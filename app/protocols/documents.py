@@ -47,6 +47,7 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     found = document if isinstance(document, dict) else {}
     instances = found.get("instances")
     parts = [each for each in (found, *(instances if isinstance(instances, list) else ())) if isinstance(each, dict)]
+    parts += [value for each in parts for value in each.values() if isinstance(value, dict)]
     names = [name for each in parts for name, value in each.items() if value not in (None, {})]
     if "parameters" in names:
         raise invalid_request("'parameters' of the body is not read here; parameters belong in the query")
