@@ -424,32 +424,38 @@ class _OwnRoom(Reservation, Room):
 
 
 class _Deadlines:
-    """Timers of rooms: one for all deadlines in the same milliseconds; each ends its rooms' items."""
+    """Deadlines of rooms by ticks; one timer, for the first tick, which stays when its rooms have left: most do."""
 
     def __init__(self, submissions: Submissions) -> None:
         self._submissions = submissions
         # By the tick at whose end they are due, in the order in which they came: sets have another in each process.
-        self._due: dict[int, tuple[asyncio.TimerHandle, dict[_OwnRoom, None]]] = {}
+        self._due: dict[int, dict[_OwnRoom, None]] = {}
+        self._first = 0
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, room: _OwnRoom, now_s: float) -> None:
-        due = self._due.get(room.tick)
-        if due is None:
-            in_s = (room.tick + 1) * _TICK_S - now_s
-            timer = self._submissions.loop.call_later(in_s, self._expire, room.tick)
-            due = self._due[room.tick] = timer, {}
-        due[1][room] = None
+        self._due.setdefault(room.tick, {})[room] = None
+        if self._timer is None or room.tick < self._first:
+            self._arm(room.tick, now_s)
 
     def discard(self, room: _OwnRoom) -> None:
-        due = self._due.get(room.tick)
-        if due is not None:
-            timer, rooms = due
-            rooms.pop(room, None)
-            if not rooms:
-                timer.cancel()
-                del self._due[room.tick]
+        rooms = self._due.get(room.tick, {})
+        if rooms.pop(room, room) is None and not rooms:
+            del self._due[room.tick]
 
-    def _expire(self, tick: int) -> None:
-        for room in self._due.pop(tick)[1]:
+    def _arm(self, tick: int, now_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._first = tick
+        self._timer = self._submissions.loop.call_later((tick + 1) * _TICK_S - now_s, self._expire)
+
+    def _expire(self) -> None:
+        now_s, self._timer = clock.monotonic(), None
+        last = max(self._first, int(now_s / _TICK_S) - 1)
+        rooms = [room for tick in sorted(self._due) if tick <= last for room in self._due.pop(tick)]
+        if self._due:
+            self._arm(min(self._due), now_s)
+        for room in rooms:
             self._submissions.expire(room.tokens)
 
 
