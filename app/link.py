@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy.typing as npt
 from pydantic import BaseModel
 
@@ -60,8 +61,7 @@ class ServedModel:
         """Model, and the signature that app.protocols.signatures has computed from it. It is kept for each request."""
 
 
-@dataclass(slots=True)
-class Terms:
+class Terms(msgspec.Struct):
     """Terms of a request. `deadline_s` is in `time.monotonic()`; priority 0 is normal, and higher ones go first.
     `client`: whose request it is; `client_lease`: of the client's limits, None if nothing counts it;
     `check_priority`: raises FORBIDDEN for a priority that the client may not have. `room`: the one that `check` has
@@ -70,7 +70,7 @@ class Terms:
 
     deadline_s: float
     priority: int = 0
-    recorder: Recorder = field(default_factory=Recorder)
+    recorder: Recorder = msgspec.field(default_factory=Recorder)
     client: str = ""
     client_lease: ClientLease | None = None
     check_priority: Callable[[int], None] | None = None
@@ -124,8 +124,7 @@ class ComputedBy(NamedTuple):
     precision: str
 
 
-@dataclass(slots=True)
-class Result:
+class Result(msgspec.Struct):
     """Result of a worker for one item.
 
     `arrays`: as `Model.reduce` returned them, None if the network computed NaN or infinity; `model`: the worker's own,

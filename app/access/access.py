@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from app import clock
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role, client_limits
 from app.access.rules import Bind, Need
@@ -101,8 +103,7 @@ def is_loopback(host: str) -> bool:
     return is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback
 
 
-@dataclass(eq=False, slots=True)
-class Caller:
+class Caller(msgspec.Struct, eq=False):
     """Caller of the service. `name`: its shares count under it, a key's name or `client_of` its address; `key`: the
     key's name, "" without one; `sees_others`: it may see the list of other clients.
     """

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+import msgspec
+
 from app.decoder.messages import Kind
 from app.scheduling.queue import NOTHING, Line, Turns
 from models import Placement
@@ -72,8 +74,7 @@ Outcome = Placement | Exception
 """Placement of an image's pixels in its slot, or the error."""
 
 
-@dataclass(eq=False, slots=True)
-class PendingImage:
+class PendingImage(msgspec.Struct, eq=False):
     """Image on its way through the decoders. The least `rank_s` goes first (`clock.monotonic()`); `turn_s` is its
     `client`'s part of it.
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 from typing import Any, Generic, TypeVar, cast
+
+import msgspec
 
 from app import clock
 from app.access.access import Access, ClientLease, ClientLimits
@@ -64,8 +65,7 @@ class Replies:
             future.exception()  # The task that would hear it may have been cancelled before it began.
 
 
-@dataclass(slots=True)
-class Items(Generic[T]):
+class Items(msgspec.Struct, Generic[T]):
     """Items of one request that has its room.
 
     `answer`: makes an item's own answer from its result; None if the results become one answer of the request.

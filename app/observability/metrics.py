@@ -13,11 +13,12 @@ import platform
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from typing import Any, Generic, TypeVar, get_args
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -113,11 +114,10 @@ class Series:
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
         """Count a measurement; `exemplar` labels it."""
-        bucket = bisect_left(self._bounds, amount)
-        self.counts[bucket] += 1
+        self.counts[bisect_left(self._bounds, amount)] += 1
         self.sum += amount
         if exemplar is not None:
-            self.exemplars[bucket] = core.Exemplar(exemplar, amount, time.time())
+            self.exemplars[bisect_left(self._bounds, amount)] = core.Exemplar(exemplar, amount, time.time())
 
     def add(self, counts: Sequence[int], total: float, seen: Mapping[int, tuple[dict[str, str], float]]) -> None:
         """Add the counts of a series with the same bounds. Raises ValueError for other bounds."""
@@ -423,15 +423,14 @@ class States:
         self._shown = set(values)
 
 
-@dataclass(slots=True)
-class Recorder:
+class Recorder(msgspec.Struct):
     """Recorder of one request. `trace`: the owner of its spans; `exemplar`: the label of its measurements.
 
     `seconds`: of each stage; with several images, of the slowest. `abandoned`: the client has left, so later
     cancellations count as its doing.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
     trace: RequestTrace | None = None
     exemplar: Exemplar | None = None
     abandoned: bool = False
@@ -461,11 +460,13 @@ class Recorder:
         self, metrics: ModelMetrics, statistics: ModelStatistics, seconds: Mapping[str, float], slack_s: float
     ) -> None:
         """Record an answered item, with its seconds in each stage and its time to the deadline."""
+        slowest, exemplar = self.seconds, self.exemplar
         for stage, taken in seconds.items():
-            metrics.stage_seconds[stage].observe(taken, self.exemplar)
+            metrics.stage_seconds[stage].observe(taken, exemplar)
+            if taken > slowest.get(stage, 0.0):
+                slowest[stage] = taken
         metrics.deadline_slack.observe(slack_s)
         statistics.images += 1
-        self.seconds.update({stage: max(taken, self.seconds.get(stage, 0.0)) for stage, taken in seconds.items()})
 
     def collected(self, metrics: ModelMetrics, seconds: float) -> None:
         """Record the seconds of a request's answer if its items have none of their own."""

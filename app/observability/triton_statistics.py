@@ -55,8 +55,8 @@ class ModelStatistics:
         """Count an ended request, with "OK" or an error's code; `stages`: the seconds of each, of its slowest image."""
         if code == "OK":
             self.success.add(seconds)
-            for stage in STAGES:
-                self.stages[stage] += stages.get(stage, 0.0)
+            for stage, taken in stages.items():
+                self.stages[stage] += taken
             self.last_ms = int(time.time() * 1e3)
         else:
             self.failure.add(seconds)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 PRIORITY_WORTH_S = 1.0
 """Waiting time that one level of priority is worth: an item that waits long enough overtakes, so that none starves."""
 
@@ -233,8 +235,7 @@ class Item:
 T = TypeVar("T", bound=Item)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch(Generic[T]):
+class Batch(msgspec.Struct, Generic[T], frozen=True):
     """Items dispatched to a worker together, padded to `size`, one of the model's batch sizes."""
 
     id: int
