@@ -177,7 +177,7 @@ class Dispatcher:
         """Send a batch to its worker; options that all items share are sent once."""
         worker, pool, items = self._workers[batch.worker], self._models[batch.model], batch.items
         asked = [item.options for item in items]
-        if all([each is asked[0] for each in asked]):  # noqa: C419 - faster
+        if asked.count(asked[0]) == len(asked):
             asked = asked[:1]
         options = tuple([each for each in asked if isinstance(each, Options)])
         tensor_options = tuple([each for each in asked if isinstance(each, TensorOptions)])

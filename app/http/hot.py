@@ -15,7 +15,6 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -61,14 +60,13 @@ _SCRATCH = memoryview(bytearray(_READ_BYTES))
 """Buffer for bytes not yet known to be a body. One for all connections: it is read at once, within the same call."""
 
 
-@dataclass(slots=True)
-class _Head:
-    """Findings of the parser. `headers`: names in lower case, in order."""
+class _Head(list[Header]):
+    """Headers that the parser has found, in order, their names in lower case."""
 
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    __slots__ = ()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        self.append((name.lower(), value))
 
 
 class HotRequest(HttpRequest):
@@ -320,27 +318,27 @@ class HotProtocol(asyncio.BufferedProtocol):
         else:
             return False
         end = head_end.end()
-        head = _Head()
-        parser = httptools.HttpRequestParser(head)
+        fields = _Head()
+        parser = httptools.HttpRequestParser(fields)
         try:
             parser.feed_data(data[:end])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             return False
-        headers = dict(head.headers)
+        headers = dict(fields)
         length = headers.get(b"content-length", b"")
-        hosts = 1 if len(headers) == len(head.headers) else sum(name == b"host" for name, _ in head.headers)
+        hosts = 1 if len(headers) == len(fields) else sum(name == b"host" for name, _ in fields)
         if b"host" not in headers or hosts > 1:
             return False
-        if len(head.headers) > HEADERS or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
+        if len(fields) > HEADERS or not length.isdigit() or not _SPECIAL.isdisjoint(headers):
             return False
         if len(length) > LENGTH_DIGITS or int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         promise = None
         if self.carries:
-            if self.ingress.access.counts(head.headers):  # The owner counts what one caller has in flight.
+            if self.ingress.access.counts(fields):  # The owner counts what one caller has in flight.
                 return False
             client = self._general.client
-            promise = self.ingress.promised(head.headers, str(client[0]) if client else "", int(length))
+            promise = self.ingress.promised(fields, str(client[0]) if client else "", int(length))
             if promise is None:  # It would be refused here; the owner has more.
                 return False
         scope = {
@@ -350,7 +348,7 @@ class HotProtocol(asyncio.BufferedProtocol):
             "scheme": self._general.scheme,
             "path": line[1].decode(),
             "query_string": line[2] or b"",
-            "headers": head.headers,
+            "headers": fields,
             "client": self._general.client,
         }
         keep_alive = parser.should_keep_alive()
@@ -361,11 +359,10 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._request = request = HotRequest(scope, headers, int(length), body, keep_alive=keep_alive)
         self._promise = promise
         self._general.lent = True
-        values = [name.decode() for name in names.groups(b"")]
         if self._task is None:
             self._following = self._loop.create_future()
             self._task = self._loop.create_task(self._serve_all())
-        self._following.set_result((request, *each[1:], values))
+        self._following.set_result((request, *each[1:], [name.decode() for name in names.groups(b"")]))
         request.task = self._task
         self._server_state.tasks.add(self._task)
         return True

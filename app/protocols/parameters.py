@@ -55,11 +55,8 @@ def read(row: Parameter, given: Mapping[str, Any]) -> Any:
 
 def read_headers(rows: Sequence[Parameter], headers: Mapping[bytes, bytes]) -> list[Any]:
     """Read parameters of headers or of gRPC's metadata, names in lower case. Raises INVALID_REQUEST."""
-    given = [headers.get(row.name.lower().encode()) for row in rows]
-    return [
-        row.default if value is None else read(row, {row.name: value.decode("latin-1")})
-        for row, value in zip(rows, given, strict=True)
-    ]
+    given = [(row, headers.get(row.name.lower().encode())) for row in rows]
+    return [row.default if value is None else read(row, {row.name: value.decode("latin-1")}) for row, value in given]
 
 
 def deadline_s(started_s: float, timeout_s: float) -> float:

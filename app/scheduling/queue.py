@@ -53,10 +53,6 @@ class Line(list[tuple[float, int, R]]):
         """Return the number of items before one of this rank that comes now."""
         return bisect_left(self, (rank_s, math.inf))
 
-    def after(self, rank_s: float) -> list[R]:
-        """Return the items that go after one of this rank that comes now."""
-        return [item for _, _, item in self[self.before(rank_s) :]]
-
 
 NOTHING = 0, -math.inf
 
@@ -339,9 +335,10 @@ class Queue(Generic[T]):
         requests, last_s = self.turns.get(client, NOTHING)
         turn_s = max(now + requests * image_s / REQUEST_SHARE, last_s)
         last_s = rank_s(turn_s, images - 1, image_s, priority)
+        before = self.line.before(last_s)
         if is_same:
-            return ahead - len(self.line) + self.line.before(last_s)
-        return ahead - sum([item.reservation.priority >= priority for item in self.line.after(last_s)])
+            return ahead - len(self.line) + before
+        return ahead - sum([item.reservation.priority >= priority for _, _, item in self.line[before:]])
 
     def begin(self, reservation: Reservation) -> None:
         """Reserve room for the images; count the client's request, and note how many of its requests are ahead."""

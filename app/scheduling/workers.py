@@ -144,7 +144,7 @@ class BatchLatencies:
         """Clear what was computed from old estimates or sizes, and compute the rate again."""
         self._best.clear()
         self._best_s.clear()
-        self.rate = max(size / max(self.seconds[size], 1e-9) for size in self.sizes[: self._usable])
+        self.rate = max([size / max(self.seconds[size], 1e-9) for size in self.sizes[: self._usable]])
         self.most = self.sizes[self._usable - 1]
 
 
