@@ -66,7 +66,7 @@ def raw(model: Model, content: wire.Buffer) -> wire.InputTensor:
 def prepare(
     link: Link, served: ServedModel, request: wire.InferenceRequest, terms: Terms, *, started_s: float, name: str
 ) -> Work:
-    """Read a request for the model `name`; its own parameters win over `terms`, its timeout counts from `started_s`.
+    """Read a request for the model `name`; its own parameters replace those of `terms`: its timeout, from `started_s`.
 
     Raises INVALID_REQUEST, FORBIDDEN for a priority.
     """
@@ -78,9 +78,9 @@ def prepare(
     described = signature(served) if cascade is None else cascade_signature(cascade)
     outputs = _outputs(served, described, request.outputs)
     if timeout_us:
-        terms = replace(terms, deadline_s=deadline_s(started_s, timeout_us / 1e6))
+        terms.deadline_s = deadline_s(started_s, timeout_us / 1e6)
     if level:
-        terms = replace(terms, priority=NORMAL_PRIORITY - level)
+        terms.priority = NORMAL_PRIORITY - level
         if terms.check_priority is not None:
             terms.check_priority(terms.priority)
     options = read_options(request.parameters)

@@ -140,7 +140,10 @@ def test_another_dialect_is_named(dialect: str, form: str) -> None:
         ({"instances": [{"b64": 7}]}, "instance 0 must be"),
         ({"instances": [{"b64": TEXT}], "parameters": {"top_k": 1}}, "'parameters' of the body is not read here"),
         ({"instances": [{"b64": TEXT}], "tile": 640}, "'tile' is not read here; tile belongs in the query of :predict"),
-        ({"instances": [{"b64": TEXT, "config": {"conf": 0.9}}]}, "'conf' is not read here; score_threshold belongs in the query"),
+        (
+            {"instances": [{"b64": TEXT, "config": {"conf": 0.9}}]},
+            "'conf' is not read here; score_threshold belongs in the query",
+        ),
         ({"instances": [{"b64": TEXT, "parameters": {"top_k": 1}}]}, "'parameters' of the body is not read here"),
         ({"instances": [{"b64": TEXT, **dict.fromkeys(map(str, range(64)), 1)}]}, "66 parameters are more than the 64"),
         (b"not json", "the body is not JSON"),
