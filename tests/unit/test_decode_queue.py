@@ -9,14 +9,10 @@ from hypothesis import strategies as st
 from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, PendingImage
 
 
-def waiting(model, name, rank_s):
-    return PendingImage(model, rank_s, name)
-
-
 def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
     queue, order = DecodeQueue(1, 1000), []
     for number, client in enumerate(["many"] * 50 + ["few"] * 2):
-        entry = waiting(0, number, 0.0)
+        entry = PendingImage(0, 0.0, number)
         entry.client = client
         entry.rank_s = entry.turn_s = queue.turn_s(client, 100 + number * 0.001, 0.01)
         queue.admit()
@@ -31,7 +27,7 @@ def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
 
 def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
     queue = DecodeQueue(1, 16)
-    entries = [waiting(0, number, 0.0) for number in range(16)]
+    entries = [PendingImage(0, 0.0, number) for number in range(16)]
     for entry in entries:
         queue.admit()
         queue.push(entry)
@@ -58,7 +54,7 @@ def test_every_image_comes_out_once_or_was_discarded_and_counts_agree(actions):
     for number, (action, model, value) in enumerate(actions):
         if action == "push":
             queue.admit()
-            entry = waiting(model, number, value)
+            entry = PendingImage(model, value, number)
             if number % 3 == 0:
                 queue.enlarge(entry)
             queue.push(entry)
