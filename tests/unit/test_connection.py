@@ -206,13 +206,6 @@ async def test_a_head_gets_the_status_that_the_standard_says():
 SIZE = 6_000_000
 
 
-async def endless(send):
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    while True:
-        await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
-        await asyncio.sleep(0)
-
-
 @contextlib.asynccontextmanager
 async def answering_much():
     """Yield the port of a server that answers much, and the list of its connections that have ended."""
@@ -225,7 +218,10 @@ async def answering_much():
 
     async def app(scope, receive, send):
         if scope["path"] == "/events":
-            await endless(send)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+                await asyncio.sleep(0)
         headers = [(b"content-length", b"%d" % SIZE)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": bytes(SIZE)})
@@ -246,20 +242,15 @@ def connected(port, *lines, path="/"):
     return client
 
 
-async def periods_until(ended):
-    """Each as long as it takes until the rate is looked at."""
-    clock = Ahead()
-    while not ended:
-        await asyncio.sleep(0.01)
-        clock.put_on(sending.PERIOD_S)
-
-
 @pytest.mark.parametrize("lines", [(), ("connection: close",)], ids=["kept", "closed"])
 @pytest.mark.parametrize("path", ["/", "/events"])
 async def test_a_client_that_reads_nothing_is_let_go(path, lines):
     async with answering_much() as (port, ended):
+        clock = Ahead()
         with connected(port, *lines, path=path):
-            await periods_until(ended)
+            while not ended:
+                await asyncio.sleep(0.01)
+                clock.put_on(sending.PERIOD_S)
 
 
 async def test_a_client_that_reads_a_byte_now_and_then_is_let_go():
