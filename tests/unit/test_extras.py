@@ -14,20 +14,17 @@ def test_every_extra_that_is_asked_for_is_one():
     """Their names are checked nowhere else: a message may never be printed in any test."""
     text = (ROOT / "pyproject.toml").read_text()
     known = set(re.findall(r"^(\w+) = \[", text.partition("[project.optional-dependencies]")[2], re.MULTILINE))
+    rooms = [ROOT / name for name in ("anychip_base", "app", "backends", "models")]
     asked = [
         each.args[0].value
-        for path in product()
+        for room in (*rooms, *ROOT.glob("plugins/*/anychip_*"))
+        for path in room.rglob("*.py")
         for each in ast.walk(ast.parse(path.read_text()))
         if isinstance(each, ast.Call) and ast.unparse(each.func) == "how_to_install"
         if isinstance(each.args[0], ast.Constant)
     ]
     assert len(asked) > 12
     assert set(asked) <= known
-
-
-def product() -> list[Path]:
-    rooms = [ROOT / name for name in ("anychip_base", "app", "backends", "models")]
-    return [path for room in (*rooms, *ROOT.glob("plugins/*/anychip_*")) for path in sorted(room.rglob("*.py"))]
 
 
 def installs(text: str) -> list[str]:
@@ -38,16 +35,12 @@ def installs(text: str) -> list[str]:
 
 
 def test_nothing_tells_to_install_a_name_of_ours_from_a_registry():
-    listed = sources_and_pages()
-    assert len(listed) > 400
-    found = {str(path.relative_to(ROOT)): installs(path.read_text(encoding="utf-8")) for path in listed}
-    assert {name: words for name, words in found.items() if words} == {}
-
-
-def sources_and_pages() -> list[Path]:
-    """Return the pages that people read, and the sources that print to them."""
+    """In no page that people read, and in no source that prints to them."""
     kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".html", ".js")
     files = [path for path in ROOT.glob("*") if path.suffix == ".md" or path.name.startswith("Dockerfile")]
     folders = ("anychip_base", "app", "backends", "benchmarks", "deploy", "docs", "models", "plugins")
     files += [path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in kinds]
-    return [path for path in files if path.is_file()]
+    listed = [path for path in files if path.is_file()]
+    assert len(listed) > 400
+    found = {str(path.relative_to(ROOT)): installs(path.read_text(encoding="utf-8")) for path in listed}
+    assert {name: words for name, words in found.items() if words} == {}
