@@ -22,7 +22,7 @@ from tests.support import exports_of_networks
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-F, I = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64  # noqa: E741
+F = onnx.TensorProto.FLOAT
 IMAGE = (1, 4, 6, 8)
 CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "conv": ("Conv", {"strides": [2, 1], "pads": [1, 0, 1, 0]}, [np.ones((5, 4, 3, 3)), np.arange(5.0)]),
@@ -44,11 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 }
 
 
-def written(
-    path: Path, nodes: list[Any], tensors: list[Any] | None = None, taken: tuple[int, ...] = (1,), kind: int = F
-) -> Path:
+def written(path: Path, nodes: list[Any], tensors: list[Any] | None = None, taken: tuple[int, ...] = (1,)) -> Path:
     """Write a file that takes x and answers y."""
-    values = [onnx.helper.make_tensor_value_info("x", F, taken), onnx.helper.make_tensor_value_info("y", kind, None)]
+    values = [onnx.helper.make_tensor_value_info("x", F, taken), onnx.helper.make_tensor_value_info("y", F, None)]
     graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
     path.write_bytes(made.SerializeToString())
@@ -64,7 +62,7 @@ def saved(path: Path, operator: str, attributes: dict[str, Any], constants: list
             array = np.asarray(value, np.int64 if whole else np.float32)
             tensors.append(onnx.numpy_helper.from_array(array, f"c{number}"))
     node = onnx.helper.make_node(operator, names, ["y"], **attributes)
-    return written(path, [node], tensors, IMAGE, I if operator == "ArgMax" else F)
+    return written(path, [node], tensors, IMAGE)
 
 
 @pytest.mark.parametrize("name", CASES)
