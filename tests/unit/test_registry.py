@@ -86,10 +86,7 @@ CPU = CpuBackend()
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def install(*table: Backend) -> None:
-        monkeypatch.setattr(registry, "BACKENDS", table)
-
-    return install
+    return lambda *table: monkeypatch.setattr(registry, "BACKENDS", table)
 
 
 def test_auto_takes_the_first_that_is_available_with_all_its_devices(backends: Any) -> None:
