@@ -189,25 +189,17 @@ def test_waiting_long_enough_beats_priority_and_not_a_moment_less():
         assert items_of(dispatch(scheduler, waited_s))[0].priority == first
 
 
-def run_turns(scheduler, seconds, now=0.0):
-    """Device seconds that each model got of about `seconds`, with everything always waiting."""
-    got, waiting = Counter(), dispatch(scheduler, now)
-    while sum(got.values()) < seconds:
-        batch = waiting.pop(0)
-        taken = scheduler._workers["w"].latencies[batch.model].seconds[batch.size]
-        now += taken
-        got[batch.model] += taken
-        scheduler.finish("w", batch.id, now)
-        waiting += dispatch(scheduler, now)
-    return got
-
-
 def test_models_share_a_worker_by_device_time_not_by_requests():
-    scheduler = Scheduler({"slow": 10_000, "fast": 10_000})
-    scheduler.add_worker("w", {"slow": {1: 0.1}, "fast": {1: 0.01}})
+    scheduler, taken_s = Scheduler({"slow": 10_000, "fast": 10_000}), {"slow": 0.1, "fast": 0.01}
+    scheduler.add_worker("w", {model: {1: seconds} for model, seconds in taken_s.items()})
     put(scheduler, 400, "slow")
     put(scheduler, 1100, "fast")
-    got = run_turns(scheduler, 20)
+    got, waiting = Counter(), dispatch(scheduler)
+    while sum(got.values()) < 20:
+        batch = waiting.pop(0)
+        got[batch.model] += taken_s[batch.model]
+        scheduler.finish("w", batch.id, sum(got.values()))
+        waiting += dispatch(scheduler, sum(got.values()))
     assert got["slow"] == pytest.approx(got["fast"], abs=0.3)
 
 
