@@ -12,13 +12,14 @@ from PIL import Image
 
 from models.sample import IMAGES
 from tests.support import small_classifier
-from tests.support.images import JPEG, encoded
+from tests.support.images import JPEG, encoded, turned
 from tests.support.load import until
 from tests.support.service_process import running
 
 BROKEN_WIDTH = 333
 """`decode_error`: the device cannot decode images of this width, and says so of the whole list."""
-OPTIONS = ("--models", "resnet50", "--weights", "sample", "--device", "npu", "--batch-sizes", "4")
+SIMULATED = ("--device", "npu", "--simulate", f"npu:1,decode=1,decode_error={BROKEN_WIDTH}")
+OPTIONS = ("--models", "resnet50", "--weights", "sample", *SIMULATED, "--batch-sizes", "4")
 PREDICT = "/v1/models/resnet50:predict"
 
 
@@ -56,26 +57,16 @@ def scores(body):
     return np.array([found.get(number, 0.0) for number in range(12)])
 
 
-def turned(orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return picture(exif=exif)
-
-
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     """Serve the same with images decoded on the host, as the reference for answers."""
-    simulation = f"npu:1,decode=1,decode_error={BROKEN_WIDTH}"
-    with running(tmp_path_factory.mktemp("host"), *OPTIONS, "--simulate", simulation) as service:
+    with running(tmp_path_factory.mktemp("host"), *OPTIONS) as service:
         yield service
 
 
 @pytest.fixture(scope="module")
 def device(tmp_path_factory):
-    simulation = f"npu:1,decode=1,decode_error={BROKEN_WIDTH}"
-    with running(
-        tmp_path_factory.mktemp("device"), *OPTIONS, "--simulate", simulation, "--decode", "device"
-    ) as service:
+    with running(tmp_path_factory.mktemp("device"), *OPTIONS, "--decode", "device") as service:
         yield service
 
 
@@ -84,8 +75,8 @@ def test_the_device_decodes_what_it_can_and_answers_alike(host, device):
         "plain": picture(),
         "grey": picture(mode="L"),
         "progressive": picture(progressive=True),
-        "turned": turned(6),
-        "mirrored": turned(2),
+        "turned": picture(exif=turned(6)),
+        "mirrored": picture(exif=turned(2)),
         "small": picture(size=(40, 30)),
         "upright": picture(size=(300, 400)),
     }

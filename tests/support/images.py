@@ -16,6 +16,12 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return stream.getvalue()
 
 
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
 def png(colour: str = "#808080", size: tuple[int, int] = (64, 64)) -> bytes:
     return encoded(Image.new("RGB", size, colour))
 

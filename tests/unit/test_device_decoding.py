@@ -23,22 +23,19 @@ from backends.contract.backend import ImageDecoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.doubles import Decoders
-from tests.support.images import encoded
+from tests.support.images import encoded, turned
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
 ROOM = 1 << 20
 
 
-def jpeg(width=160, height=120, mode="RGB", orientation=0, **options):
+def jpeg(width=160, height=120, mode="RGB", **options):
     """Draw a picture in which every direction can be told from every other."""
     across = np.linspace(0, 255, width)[None, :].repeat(height, 0)
     down = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     rgb = np.stack([across, down, np.full_like(down, 60)], 2).astype(np.uint8)
-    exif = Image.Exif()
-    if orientation:
-        exif[0x0112] = orientation
-    return encoded(Image.fromarray(rgb).convert(mode), "JPEG", exif=exif, **options)
+    return encoded(Image.fromarray(rgb).convert(mode), "JPEG", **options)
 
 
 def passes(file):
@@ -65,7 +62,7 @@ def passes(file):
         jpeg(mode="L"),
         jpeg(progressive=True),
         jpeg(subsampling=0),
-        jpeg(orientation=6),
+        jpeg(exif=turned(6)),
         jpeg(comment=b"anything"),
         jpeg() + b"what follows",
         jpeg(restart_marker_blocks=4),
@@ -75,14 +72,11 @@ def test_what_every_device_decodes_passes(file):
     assert passes(file)
 
 
-def adobe(transform):
-    return b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00" + bytes([transform])
-
-
 def with_segment(file, segment):
     return file[:2] + segment + file[2:]
 
 
+ADOBE_RGB = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"
 FRAME = b"\xff\xc0\x00\x0b\x08\x40\x00\x40\x00\x01\x01\x11\x00"
 ODD = {
     "four colours": jpeg(mode="CMYK"),
@@ -90,7 +84,7 @@ ODD = {
     "a half": jpeg()[: len(jpeg()) // 2],
     "a second frame header": with_segment(jpeg(), FRAME),
     "a frame in the scan": jpeg()[:-2] + FRAME + b"\xff\xd9",
-    "colours that are RGB": with_segment(jpeg(), adobe(0)),
+    "colours that are RGB": with_segment(jpeg(), ADOBE_RGB),
     "junk between segments": jpeg()[:20] + b"\0\0" + jpeg()[20:],
     "fill bytes": with_segment(jpeg(), b"\xff"),
     "many scans": jpeg(progressive=True) + b"\xff\xda" * 40,
@@ -144,19 +138,19 @@ def filling():
 
 
 def test_a_file_that_a_device_may_decode_passes_into_the_slot_and_no_decoder_sees_it(filling):
-    turned = jpeg(500, 375, orientation=6)
+    body = jpeg(500, 375, exif=turned(6))
     inbox = Inbox(1, 1 << 20)
     decoder = Decoder(DecodePlan((RESNET,), filling.arena.pools, 1, 1 << 20, ("info", "text")), inbox, filling.arena)
-    inbox.write(0, turned)
-    decoded = decoder.answer(Job(1, Kind.ENCODED, 0, 0, 0, len(turned), 10**8, 10**8, 0, 0))
-    item = filling.fill(turned)
+    inbox.write(0, body)
+    decoded = decoder.answer(Job(1, Kind.ENCODED, 0, 0, 0, len(body), 10**8, 10**8, 0, 0))
+    item = filling.fill(body)
     assert filling.decoders.given == []
-    assert read_file(filling.arena.slot(0, 0)).data.tobytes() == turned
+    assert read_file(filling.arena.slot(0, 0)).data.tobytes() == body
     assert filling.heard == [Placement(decoded.width, decoded.height, decoded.scale, decoded.pad_x, decoded.pad_y)]
     assert (filling.heard[0].width, filling.heard[0].height) == (375, 500)
     item.refill(item)  # The device could not, after all.
     [image] = filling.decoders.again
-    assert (image.body, image.kind) == (turned, Kind.ENCODED)
+    assert (image.body, image.kind) == (body, Kind.ENCODED)
 
 
 @pytest.mark.parametrize("file", [ODD["four colours"], jpeg(3000, 60), b"junk", PHOTO[:300], b""])
@@ -188,7 +182,7 @@ def on_device(decoder, file):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_image_is_placed_as_on_the_host(orientation):
-    file = jpeg(400, 300, orientation=orientation, quality=95)
+    file = jpeg(400, 300, exif=turned(orientation), quality=95)
     found, undecoded = on_device(FakeDecoder("cpu"), file)
     assert undecoded == ()
     row = found[0].numpy()

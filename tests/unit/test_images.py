@@ -32,6 +32,7 @@ from app.processes.channel import to_packet
 from models import PixelModel, open_model, parse_spec
 from models.contract.cascade import Region
 from tests.support.images import encoded as encode
+from tests.support.images import turned
 from tests.support.photographs import FILES
 
 
@@ -172,9 +173,7 @@ def test_of_sixteen_bit_colours_the_upper_eight_are_kept(colour_type, channels):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_exif_orientation_is_applied(kind, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    encoded = encode(sample_image(), kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    encoded = encode(sample_image(), kind, exif=turned(orientation), **({"lossless": True} if kind == "WEBP" else {}))
     header = read_header(encoded)
     assert header.orientation == orientation
     assert (header.width, header.height) == ((60, 40) if orientation < 5 else (40, 60))
@@ -192,9 +191,7 @@ def test_senseless_exif_is_no_orientation_and_no_warning(entry):
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("divisor", [2, 4, 8])
 def test_a_large_jpeg_is_decoded_at_reduced_size_but_never_under_what_was_asked(divisor, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    encoded = encode(sample_image(1600, 800), "JPEG", exif=exif, quality=95)
+    encoded = encode(sample_image(1600, 800), "JPEG", exif=turned(orientation), quality=95)
     header = read_header(encoded)
     wanted = (header.width // divisor, header.height // divisor)
     pixels = decode(encoded, wanted)
@@ -275,9 +272,9 @@ def test_a_header_is_not_looked_for_without_end():
         read_header(jpeg[:2] + b"\xff\xfe\0\2" * 1_000_000 + jpeg[2:])
     with pytest.raises(InvalidImageError, match="no frame"):
         read_header(gif[:13] + bytes(1_000_000) + gif[13:])
-    turned = chunk(b"eXIf", b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))
-    assert read_header(_with_chunk(turned)).orientation == 6
-    assert read_header(_with_chunk(chunk(b"tEXt") * 1_000_000 + turned)).orientation == 1
+    oriented = chunk(b"eXIf", b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, 6, 0, 0))
+    assert read_header(_with_chunk(oriented)).orientation == 6
+    assert read_header(_with_chunk(chunk(b"tEXt") * 1_000_000 + oriented)).orientation == 1
 
 
 def scan_after_comment(jpeg: bytes, comment: bytes, times: int) -> bytes:
@@ -355,8 +352,8 @@ IMAGE = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (40, 60, 3), 
 def test_straightened_parts_begin_at_their_first_corner() -> None:
     corners = (5.0, 6.0, 25.0, 6.0, 25.0, 16.0, 5.0, 16.0)
     assert torch.equal(part_of(IMAGE, Region(0, 0, 20, 10, 0, corners)), IMAGE[6:16, 5:25])
-    turned = (25.0, 16.0, 5.0, 16.0, 5.0, 6.0, 25.0, 6.0)
-    upside_down = part_of(IMAGE, Region(0, 0, 20, 10, 0, turned))
+    corners = (25.0, 16.0, 5.0, 16.0, 5.0, 6.0, 25.0, 6.0)
+    upside_down = part_of(IMAGE, Region(0, 0, 20, 10, 0, corners))
     assert torch.equal(upside_down, IMAGE[6:17, 5:26].flip(0, 1)[:10, :20])
 
 
