@@ -63,10 +63,13 @@ class Serving:
         assert not left, "a worker is left behind"
 
 
-async def test_all_replicas_take_over_in_the_same_moment(made):
+@pytest.mark.parametrize("caller_leaves", [False, True])
+async def test_all_replicas_take_over_in_the_same_moment_though_their_caller_leaves(made, caller_leaves):
     async with Serving(made) as serving:
         task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
         await turns()
+        if caller_leaves:
+            task.cancel()
         _, _, first, second = made
         first.succeed()
         await turns()
@@ -74,10 +77,12 @@ async def test_all_replicas_take_over_in_the_same_moment(made):
         second.succeed()
         await turns()
         assert serving.served == ["new", "new"]
-        assert not task.done(), "it is over when the old ones are gone"
+        assert task.done() == caller_leaves, "it is over when the old ones are gone"
         for old in made[:2]:
             old.drain()
-        await task
+        await asyncio.gather(task, return_exceptions=True)
+        await turns()
+        assert task.cancelled() == caller_leaves
         assert [worker.over.done() for worker in made] == [True, True, False, False]
         assert serving.moved() == {"handovers null:0 load": 1, "handovers null:1 load": 1}
 
@@ -104,21 +109,6 @@ async def test_where_one_worker_cannot_start_or_dies_none_takes_over(made, when)
         assert serving.served == ["old", "old"]
         assert [each.plan.models for each in serving.replicas] == [("old",), ("old",)]
         assert not any(worker.over.done() for worker in made[:2])
-
-
-async def test_a_hand_over_goes_on_when_its_caller_leaves(made):
-    async with Serving(made) as serving:
-        task = asyncio.create_task(serving.handovers.run(serving.handovers.to(("new",), "load")))
-        await turns()
-        task.cancel()
-        for worker in made[2:]:
-            worker.succeed()
-        await turns()
-        assert serving.served == ["new", "new"]
-        for old in made[:2]:
-            old.drain()
-        await turns()
-        assert [worker.over.done() for worker in made] == [True, True, False, False]
 
 
 async def test_each_replica_takes_its_own_models_and_a_broken_one_stops_no_others(made):
