@@ -190,12 +190,7 @@ async def test_a_client_that_leaves_gives_its_reservation_up(service, grpc_port,
         return 'anychip_images_in_flight{model="yolov8n"} 0.0' in client.get("/metrics").text
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
-        infer_ = channel.unary_unary(
-            f"/{SERVICE}/ModelInfer",
-            request_serializer=lambda request: request.SerializeToString(),
-            response_deserializer=message("ModelInferResponse").FromString,
-        )
-        calls = [infer_(image_request(*[PHOTO] * 8, model="yolov8n")) for _ in range(8)]
+        calls = [infer(channel, image_request(*[PHOTO] * 8, model="yolov8n")) for _ in range(8)]
         waiting = [asyncio.ensure_future(each) for each in calls]
         await until(lambda: not idle())
         for each in calls:
