@@ -102,10 +102,7 @@ async def test_a_client_that_leaves_cancels_the_work_and_is_known_to_have_left()
             events.append("cancelled")
             raise
 
-    async def request():
-        await watched(client, work, lambda: events.append("left"))
-
-    task = asyncio.ensure_future(request())
+    task = asyncio.ensure_future(watched(client, work, lambda: events.append("left")))
     await began.wait()
     client.left.set()
     with pytest.raises(ClientLeftError):
