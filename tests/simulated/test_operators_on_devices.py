@@ -19,8 +19,7 @@ from tests.support import warm
 ROOT = Path(__file__).parents[2]
 
 
-# Everything that depends on how the simulated device is reached.
-_DEVICE = """
+_BEGIN = """
 import sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
@@ -29,10 +28,6 @@ configure("npu:1", "", Path(sys.argv[1]))
 from anychip_tools.simulated.device import count, deny, install
 from tests.support.rows import row
 install("npu")
-"""
-
-
-_BEGIN = """
 import json, torch
 import numpy as np
 from torch import nn
@@ -91,7 +86,7 @@ def built():
 
 def said_by(script, built, *args):
     """Return the last line that a new process prints, from JSON; PyTorch has one slot for such a device."""
-    program = _DEVICE + _BEGIN + textwrap.dedent(script)
+    program = _BEGIN + textwrap.dedent(script)
     done = warm.completed(ROOT, "-c", program, str(built), *map(str, args))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
