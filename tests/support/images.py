@@ -1,11 +1,14 @@
-"""Small images for the tests, encoded, and the header that they are sent with."""
+"""Small images for the tests, encoded, and the header that they are sent with; which files may pass to a device."""
 
 from __future__ import annotations
 
 import io
 from typing import Any
 
+import numpy as np
 from PIL import Image
+
+from app.images.header import InvalidImageError, plain_header, read_file, read_header, write_file
 
 JPEG = {"Content-Type": "image/jpeg"}  # The service looks at a body's first bytes: these are PNG.
 
@@ -14,6 +17,23 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
+
+
+def passes(file: bytes) -> bool:
+    """Whether a file may pass to a device; what the event loop reads of it and what the worker does has to agree."""
+    plain = plain_header(memoryview(file), 1 << 20)
+    if plain is None:
+        return False
+    assert plain[0] == read_header(file)
+    slot = np.zeros(1 << 20, np.uint8)
+    write_file(slot, memoryview(file), *plain)
+    try:
+        found = read_file(slot)
+    except InvalidImageError:
+        return False
+    slot[:] = 0  # It is a copy: decoders may still write to the slot.
+    assert found.data.tobytes() == file
+    return True
 
 
 def turned(orientation: int) -> Image.Exif:

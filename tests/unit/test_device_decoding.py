@@ -14,7 +14,7 @@ from PIL import Image
 
 from app.decoder.decoder import Decoder
 from app.decoder.messages import DecodePlan, Inbox, Job, Kind
-from app.images.header import InvalidImageError, plain_header, read_file, read_header, write_file
+from app.images.header import InvalidImageError, plain_header, read_file, write_file
 from app.precision.probes import seen
 from app.processes.arena import Arena
 from app.serving.submissions import Filling
@@ -23,11 +23,10 @@ from backends.contract.backend import ImageDecoder
 from models import ModelSpec, Placement, open_model
 from models.sample import IMAGES
 from tests.support.doubles import Decoders
-from tests.support.images import encoded, turned
+from tests.support.images import encoded, passes, turned
 
 RESNET = open_model(ModelSpec("resnet50", "resnet50", "random"), Path("nowhere"))
 PHOTO = (IMAGES / "classify_star.jpg").read_bytes()
-ROOM = 1 << 20
 
 
 def jpeg(width=160, height=120, mode="RGB", **options):
@@ -36,22 +35,6 @@ def jpeg(width=160, height=120, mode="RGB", **options):
     down = np.linspace(0, 255, height)[:, None].repeat(width, 1)
     rgb = np.stack([across, down, np.full_like(down, 60)], 2).astype(np.uint8)
     return encoded(Image.fromarray(rgb).convert(mode), "JPEG", **options)
-
-
-def passes(file):
-    """By what the event loop reads of a file, and by what the worker does."""
-    plain = plain_header(memoryview(file), ROOM)
-    if plain is None:
-        return False
-    assert plain[0] == read_header(file)
-    slot = np.zeros(ROOM, np.uint8)
-    write_file(slot, memoryview(file), *plain)
-    try:
-        found = read_file(slot)
-    except InvalidImageError:
-        return False
-    slot[:] = 0  # It is a copy: decoders may still write to the slot.
-    return found.data.tobytes() == file
 
 
 @pytest.mark.parametrize(
