@@ -42,19 +42,14 @@ async def by_rpc(port):
     return grpc.StatusCode.OK, ""
 
 
-def uploading(service):
-    """Open a connection whose request has begun and does not end."""
+async def under_way(service, port):
+    """Send requests by every way, and one that does not end; the worker answers none of them."""
+    asked = [asyncio.create_task(each) for each in (gathered(service, [GREY]), by_fastapi(service), by_rpc(port))]
+    await until(lambda: metric(service, "anychip_images_in_flight") == 3)
     url = httpx.URL(service.url)
     connection = socket.create_connection((url.host, url.port), timeout=WAIT_S)
     connection.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 100\r\n\r\nhalf".encode())
-    return connection
-
-
-async def under_way(service, port):
-    """Send requests by every way; the worker answers none of them."""
-    asked = [asyncio.create_task(each) for each in (gathered(service, [GREY]), by_fastapi(service), by_rpc(port))]
-    await until(lambda: metric(service, "anychip_images_in_flight") == 3)
-    return asked, uploading(service)
+    return asked, connection
 
 
 async def assert_told(asked, connection):
