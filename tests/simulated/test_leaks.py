@@ -27,15 +27,9 @@ def memory(service, kind):
 # a slope: in the long pause it cannot see one at all.
 @pytest.mark.parametrize("pause_s", [0, 600])
 async def test_a_leak_too_fast_for_its_replacement_makes_images_wait_and_fails_none(tmp_path, pause_s):
-    with serving(
-        tmp_path,
-        "leak_mb=32,memory_mb=1024",
-        "--batch-sizes",
-        "1",
-        "--guard-policy",
-        "0.3",
-        constants={GUARD_COOLDOWN_S: pause_s, HANDOVER_INTERVAL_S: 0},
-    ) as service:
+    options = ("--batch-sizes", "1", "--guard-policy", "0.3")
+    constants = {GUARD_COOLDOWN_S: pause_s, HANDOVER_INTERVAL_S: 0}
+    with serving(tmp_path, "leak_mb=32,memory_mb=1024", *options, constants=constants) as service:
         async with Load(service.url, PREDICT, GREY, 4) as load:
             await load.answers(70)
         assert set(load.outcomes) == {(200, "OK")}
