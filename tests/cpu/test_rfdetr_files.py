@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -18,6 +15,7 @@ from benchmarks.zoo.alive import spread_queries
 from models import open_model, parse_spec
 from models.contract.model import Array
 from tests.support import exports_of_networks
+from tests.support.images import whole_mask
 from tests.support.library_folders import photograph
 
 LABELS = ("cat", "dog", "kite")
@@ -37,14 +35,6 @@ def predicted(network: Any, image: Array) -> Any:
         warnings.simplefilter("ignore")
         found = network.predict(Image.fromarray(image), threshold=LEAST)
     return found[found.class_id < len(LABELS)]  # rfdetr answers with the background, too.
-
-
-def mask_of(entry: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    """bool [h, w], of the whole image."""
-    mask, found = np.zeros(shape, bool), entry["mask"]
-    part: Any = cv2.imdecode(np.frombuffer(base64.b64decode(found["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
-    mask[found["y"] : found["y"] + len(part), found["x"] : found["x"] + part.shape[1]] = part > 0
-    return mask
 
 
 def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +69,7 @@ def test_an_export_answers_as_rfdetr_predicts(tmp_path: Path, caplog: pytest.Log
         found = np.flatnonzero(near & (classes == theirs.class_id[number]))
         alike += bool(len(found))
         if len(found) and (key := (*boxes[found[0]], classes[found[0]])) in masked:
-            (x1, y1, x2, y2), one = np.ceil(box).astype(int), mask_of(masked[key], image.shape[:2])
+            (x1, y1, x2, y2), one = np.ceil(box).astype(int), whole_mask(masked[key]["mask"])
             other = np.zeros_like(one)
             other[y1:y2, x1:x2] = theirs.mask[number][y1:y2, x1:x2]  # Masks are cut at their boxes here.
             shared.append((one & other).sum() / (one | other).sum())

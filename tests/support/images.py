@@ -1,7 +1,8 @@
-"""Small images for the tests, encoded, and the header that they are sent with; which files may pass to a device."""
+"""Small images for the tests, encoded, and the header that they are sent with; and how files and masks are read."""
 
 from __future__ import annotations
 
+import base64
 import io
 from typing import Any
 
@@ -34,6 +35,14 @@ def passes(file: bytes) -> bool:
     slot[:] = 0  # It is a copy: decoders may still write to the slot.
     assert found.data.tobytes() == file
     return True
+
+
+def whole_mask(found: dict[str, Any]) -> Any:
+    """Expand an answer's PNG of a part to a mask of the whole image: bool [height, width]."""
+    mask = np.zeros(found["size"], bool)
+    part = np.asarray(Image.open(io.BytesIO(base64.b64decode(found["png"]))))
+    mask[found["y"] : found["y"] + part.shape[0], found["x"] : found["x"] + part.shape[1]] = part > 0
+    return mask
 
 
 def turned(orientation: int) -> Image.Exif:

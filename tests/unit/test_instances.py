@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from typing import Any
 
@@ -34,6 +33,7 @@ from models.tasks.instances import (
     written,
 )
 from models.vision import torchvision
+from tests.support.images import whole_mask
 
 _SCRATCH = _Scratch()  # One for all: what is left in it must not show.
 
@@ -287,20 +287,11 @@ def detections(model: Any, form: str, **more: Any) -> list[dict[str, Any]]:
     return found
 
 
-def whole(mask: dict[str, Any]) -> Any:
-    """Expand a PNG of a part to a mask of the whole image."""
-    part = cv2.imdecode(np.frombuffer(base64.b64decode(mask["png"]), np.uint8), cv2.IMREAD_UNCHANGED)
-    assert part is not None
-    image = np.zeros(mask["size"], np.uint8)
-    image[mask["y"] : mask["y"] + part.shape[0], mask["x"] : mask["x"] + part.shape[1]] = part > 0
-    return image
-
-
 def test_every_form_is_the_same_mask(model: Any) -> None:
     polygons, runs, images = (detections(model, form) for form in ("polygon", "rle", "png"))
     assert len(polygons) == len(runs) == len(images) == 6
     for polygon, run, image in zip(polygons, runs, images, strict=True):
-        expected = whole(image["mask"])
+        expected = whole_mask(image["mask"]).astype(np.uint8)
         [counts] = compressed([run_lengths(expected, 0, 0, 640, 480)])
         assert run["mask"] == {"size": [480, 640], "counts": counts}
         filled = np.zeros((480, 640), np.uint8)
