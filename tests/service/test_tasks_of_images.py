@@ -125,9 +125,8 @@ def adapted(environment, tmp_path_factory):
     [beside] = re.findall(r"```json\n(\{\"task\": \"sharpness\".*?)\n```", PAGE.read_text(encoding="utf-8"))
     given = torch.rand(1, 3, 64, 64)
     file = exports_of_networks.written(folder / "sharp.onnx", Mean(), given, json.loads(beside))
-    options = ("--device", "cpu", "--engine", "eager", "--precision", "fp32")
     with (
-        running(folder, "--models", str(file), *options, environment=environment) as service,
+        running(folder, "--models", str(file), *OPTIONS, environment=environment) as service,
         service.client() as client,
     ):
         yield client
