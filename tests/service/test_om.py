@@ -27,10 +27,6 @@ def knobs(folder: Path, **values: Any) -> None:
     os.replace(new, folder / "knobs.json")
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return cann_double.variables(ACL_DOUBLE_COUNT="1", ACL_DOUBLE_KNOBS=str(folder / "knobs.json"))
-
-
 def served(service: ServiceProcess) -> dict[str, Any]:
     [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
     return dict(model["served_on"][0]) if model["served_on"] else {}
@@ -42,7 +38,8 @@ async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None
     options = ["--models", "resnet18:random", "--batch-sizes", "1,2", "--device", "npu"]
     options += ["--engine", "auto", "--precision", "auto"]
     options += ["--guard-policy", "0.4", "--cache-dir", str(tmp_path / "cache"), "--timeout-ms", "200000"]
-    told = {"constants": {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}, "environment": environment(tmp_path)}
+    environment = cann_double.variables(ACL_DOUBLE_COUNT="1", ACL_DOUBLE_KNOBS=str(tmp_path / "knobs.json"))
+    told = {"constants": {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}, "environment": environment}
     with running(tmp_path, *options, **told) as service:  # type: ignore[arg-type]
         found = served(service)
         assert (found["engine"], found["precision"], found["device"]) == ("om", "fp16", "npu:0")
