@@ -25,6 +25,8 @@ PARALLEL := -n logical --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 CACHED = $(if $(ANYCHIP_ENVIRONMENTS_CACHE),$(PYTHON) tests/environments/cached.py $(1) $(2),$(3))
 # Tests start hundreds of processes: each would compile the sources again.
 unexport PYTHONDONTWRITEBYTECODE
+# NVIDIA's image pins packages that anychip needs in other versions. deploy/image/build.sh does the same.
+unexport PIP_CONSTRAINT PIP_BREAK_SYSTEM_PACKAGES PIP_USER
 # What pyroma misses and the owner has yet to decide: CONTRIBUTING.md, "A release".
 UNDECIDED := Licensing,Author,AuthorEmail,Url
 # Where tests keep screenshots of the page.

@@ -364,7 +364,7 @@ ASCEND = Facts(
         driver=(("/usr/local/Ascend/driver/version.info", r"(?im)^version=(\S+)"),),  # As its package installs it.
         toolkit="cann",
         toolkit_folders=(
-            *("$ASCEND_HOME_PATH", "$ASCEND_TOOLKIT_HOME", "$ASCEND_OPP_PATH"),
+            *("$ASCEND_HOME_PATH", "$ASCEND_TOOLKIT_HOME"),
             *("/usr/local/Ascend/cann", "/usr/local/Ascend/ascend-toolkit/latest"),
             *("/usr/local/Ascend/nnae/latest", "/usr/local/Ascend/nnrt/latest"),
         ),

@@ -83,3 +83,12 @@ def test_an_index_that_says_nothing_is_given_up_in_time(loopback):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/whl"
         assert install.find_build(sys.executable, address, "cpu", "9.0", timeout_s=1) == ""
+
+
+def test_make_leaves_the_pins_of_a_base_out():
+    """NVIDIA's image names its own pins: with them, pip finds no versions that anychip takes."""
+    words = ("make", "--silent", "--eval", "shown: ; @env", "shown")
+    named = {**os.environ, "PIP_CONSTRAINT": "/etc/pip/constraint.txt"}
+    shown = subprocess.run(words, cwd=install.ROOT, env=named, capture_output=True, text=True, check=True).stdout
+    assert "PATH=" in shown
+    assert "PIP_CONSTRAINT" not in shown
