@@ -10,7 +10,7 @@ sees parts of it, and once more for each further portion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from app.errors import invalid_request
 from app.ingress.ingress import Ingress, all_or_nothing
 from app.ingress.prediction import Answer, computed, predict
-from app.link import ComputedBy, Encoded, Frame, Regions, Terms
+from app.link import ComputedBy, Encoded, Frame, Regions, ServedModel, Terms
 from models import Options
 from models.contract.cascade import Cascade, Region
 
@@ -33,19 +33,30 @@ async def predict_cascade(
     encoded = [image for image in images if not isinstance(image, Frame)]
     if len(encoded) < len(images):
         raise invalid_request(f"{cascade.name} takes encoded images: later models see parts of the original")
+    served = {name: ingress.link.find(name, ingress.link.version(name)) for name in cascade.models}
     for name in cascade.models[1:]:  # Nothing is computed for a request that a later model would refuse.
-        await ingress.link.check(ingress.link.models[name], terms)
-    request = _Request(ingress, encoded, terms, options)
+        await ingress.link.check(served[name], terms)
+    request = _Request(ingress, served, encoded, terms, options)
     entries = await cascade.predict(request, options)
     assert request.computed_by is not None, f"{cascade.name} asked no model"
     return Answer(entries, request.computed_by)
 
 
 class _Request:
-    """Images of one request, as a cascade sees them (models.contract.cascade.CascadeRequest)."""
+    """Images of one request, as a cascade sees them (models.contract.cascade.CascadeRequest).
 
-    def __init__(self, ingress: Ingress, images: Sequence[Encoded], terms: Terms, options: Options) -> None:
-        self._ingress, self._images, self._terms, self._options = ingress, images, terms, options
+    `served`: the version of each model that answers this request.
+    """
+
+    def __init__(
+        self,
+        ingress: Ingress,
+        served: Mapping[str, ServedModel],
+        images: Sequence[Encoded],
+        terms: Terms,
+        options: Options,
+    ) -> None:
+        self._ingress, self._served, self._images, self._terms, self._options = ingress, served, images, terms, options
         self.computed_by: ComputedBy | None = None
         """Origin of the first answer: weights, device, engine, precision."""
 
@@ -53,11 +64,11 @@ class _Request:
         return [self._ingress.link.measure(image, self._terms) for image in self._images]
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
-        served = self._ingress.link.models[model]
+        served = self._served[model]
         return self._taken(await predict(self._ingress, served, self._images, self._terms, options=self._options))
 
     async def parts(self, model: str, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        ingress, served = self._ingress, self._ingress.link.models[model]
+        ingress, served = self._ingress, self._served[model]
 
         async def ask(portions: Sequence[Sequence[Part]]) -> list[list[dict[str, Any]]]:
             answers = []

@@ -448,8 +448,8 @@ class TurnedBoxes(Detect):
 
     def locate(self, outputs: Sequence[Array], kept: Array, fit: Fit) -> Found:
         """Return turned boxes with the longer side as width, in pixels of the image."""
-        boxes, angles = regular(outputs[0][kept].astype(np.float64), outputs[3][kept, 0].astype(np.float64))
-        boxes = (boxes - np.concatenate((fit.pad, np.zeros(2)))) / np.tile(fit.scale, 2)
+        boxes = (outputs[0][kept].astype(np.float64) - np.concatenate((fit.pad, np.zeros(2)))) / np.tile(fit.scale, 2)
+        boxes, angles = regular(boxes, outputs[3][kept, 0].astype(np.float64))
         corners = corners_of(boxes, angles)
         limit = [fit.placement.width, fit.placement.height] * 2
         return {

@@ -341,8 +341,9 @@ def written(
     """
     if form == "png":
         for mask, x, y in parts:
-            png = grey_png(mask * np.uint8(255))
-            yield {"size": [height, width], "x": x, "y": y, "png": png} if mask.any() else None
+            yield (
+                {"size": [height, width], "x": x, "y": y, "png": grey_png(mask * np.uint8(255))} if mask.any() else None
+            )
         return
     waiting: list[Array] = []
     for mask, x, y in parts:

@@ -69,6 +69,7 @@ def test_a_version_is_asked_for_by_its_number(client):
     assert asked(client, "dogs", version="2")["weights"] == "two.torchscript"
     missing = client.post("/v1/models/dogs:predict?version=9", content=picture(0))
     assert (missing.status_code, missing.json()["code"]) == (404, "MODEL_NOT_FOUND")
+    assert client.get("/v1/models/dogs/labels?version=9").status_code == 404
     assert client.get("/v2/models/dogs").json()["versions"] == ["1", "2"]
     pixels = {"name": "pixels", "shape": [1, 32, 32, 3], "datatype": "UINT8", "data": [0] * 3072}
     answer = client.post("/v2/models/dogs/versions/2/infer", json={"inputs": [pixels]}).json()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from models import Options, open_model, parse_spec
+from models import Options, Placement, open_model, parse_spec
 from models.contract.resize import Whole
 from models.contract.task_adapter import AdaptedFile, made
 from models.tasks import detect, instances
@@ -300,6 +301,19 @@ def test_every_form_is_the_same_mask(model: Any) -> None:
         # Outlines lose holes, and the smallest parts.
         assert (filled & expected).sum() >= 0.97 * expected.sum()
         assert polygon["box"] == run["box"] == image["box"]
+
+
+@pytest.mark.parametrize("form", ["rle", "png"])
+def test_a_box_without_height_has_no_mask_in_any_form(form: Any) -> None:
+    assert list(written(form, [(np.zeros((0, 5), np.uint8), 0, 9)], 5, 9)) == [None]
+
+
+def test_the_longer_side_of_a_turned_box_is_that_in_the_image() -> None:
+    """Sides may be scaled differently, as a letterbox is rounded to whole pixels: as Ultralytics scales, then swaps."""
+    fit: Any = SimpleNamespace(pad=np.zeros(2), scale=np.array([2.0, 4.0]), placement=Placement(100, 100))
+    outputs = [np.array([[8, 8, 4, 6]], np.float32), None, None, np.zeros((1, 1), np.float32)]
+    found = detect.TurnedBoxes.locate(cast(Any, None), cast(Any, outputs), np.array([0]), fit)
+    assert found["turned"].tolist() == [[4, 2, 2, 1.5, 0]]
 
 
 def test_boxes_under_the_least_area_are_left_out_with_what_belongs_to_them(model: Any) -> None:

@@ -140,10 +140,10 @@ async def get_model(request: Request, model: str) -> ModelReady:
 
 
 @router.get("/v1/models/{model}/labels")
-async def get_labels(request: Request, model: str) -> ModelLabels:
-    """Return a model's task and the labels of its classes; of several stages, the first one's labels."""
+async def get_labels(request: Request, model: str, version: str = "") -> ModelLabels:
+    """Return a model's task and the labels of its classes, of version 1 by default; of several stages, the first."""
     link: Link = request.app.state.link
-    first, cascade = link.find(model).model, link.cascades.get(model)
+    first, cascade = link.find(model, version).model, link.cascades.get(model)
     task = (cascade.task if cascade else "") or first.task
     return ModelLabels(name=model, task=task, finds=first.finds, labels=list(first.labels))
 

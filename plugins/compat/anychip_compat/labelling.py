@@ -49,7 +49,7 @@ class LabellingCall(HttpCall[Answer]):
         model, params = document.get("model"), document.get("params") or {}
         if not isinstance(model, str) or not isinstance(params, dict):
             raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
-        named = self.context.served = ingress.link.find(model)
+        named = self.context.served = ingress.link.find(model, ingress.link.version(model))
         self.context.model = model
         given = {name: value for name, value in params.items() if value}
         options = Options(
