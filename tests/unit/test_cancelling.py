@@ -293,3 +293,16 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         await turns()
         assert [pool.slots.taken for pool in fleet.models.values()] == before
         assert moved().get("wasted n", 0) == (4 if stage == "infer" else 0)
+
+
+async def test_a_stage_is_answered_by_the_version_that_its_shares_name():
+    decoders, models = Decoders(), tuple(map(classifier, ("m", "n", "m@2")))
+    async with dispatching(Worker(models=models), decoders=decoders, models=models) as fleet:
+        link = fleet.link
+        link.models, link.settings, link.traffic = fleet.models, SimpleNamespace(max_images=4), {"m": {"2": 1.0}}
+        ingress = SimpleNamespace(link=link, replies=fleet.replies)
+        task = asyncio.ensure_future(predict_cascade(ingress, Parts(), [b"one"], Terms(FAR), options=Options()))
+        await turns()
+        assert [image.model for image in decoders.given] == [2]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
