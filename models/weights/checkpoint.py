@@ -38,7 +38,7 @@ _MOST_DEPTH = 8
 _SAFE_LOAD = (2, 10)
 _READ = (*SUFFIXES, ".ckpt", ".tar", ".bin")
 """Suffixes of a named file: those that trainers give to files of torch.save."""
-_OF_CUT = re.compile("not fully covered|invalid header length|header too small")  # safetensors' words.
+_OF_CUT = re.compile("(?i)not fully covered|incompletebuffer|invalid ?header ?length|header ?too ?small")  # safetensors
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 """Prefixes that DataParallel, torch.compile and Lightning put before every name."""
 OF_TRAINING = re.compile(
