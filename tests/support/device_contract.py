@@ -44,9 +44,11 @@ MB = 2**20
 FAULT = {"cuda": 719, "npu": 507015}.get(DUT.DEVICE_TYPE, 1)
 # The drivers' "operation not supported" and "the context is not there": no errors of a lost device.
 UNKNOWN = {"cuda": 801, "npu": 107002}.get(DUT.DEVICE_TYPE)
-EXACT = DUT.kernels() is not None
-"""True if its kernels are the CPU's, so that answers are equal bit by bit."""
 STUB = DUT.__name__ == "tests.support.stubs.plugin"
+EXACT = DUT.kernels() is not None and not STUB
+"""True if its kernels are the CPU's, so that answers are equal bit by bit; those over torch_npu's differ in a last bit
+in one of some ten runs under load.
+"""
 
 # torch_npu warns so at every tensor, because of the adapter's setting; 2.12 writes "interal".
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot create tensor with inter")
