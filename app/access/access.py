@@ -44,6 +44,8 @@ def client_of(address: str) -> str:
     An IPv6 address counts as its /64: a host is given all of it, and could use one address after the other. An IPv4
     address written in IPv6 counts as itself. Any other text ("", a path) is its own name.
     """
+    if ":" not in address:
+        return address
     try:
         parsed = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:

@@ -114,10 +114,11 @@ class Series:
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
         """Count a measurement; `exemplar` labels it."""
-        self.counts[bisect_left(self._bounds, amount)] += 1
+        bucket = bisect_left(self._bounds, amount)
+        self.counts[bucket] += 1
         self.sum += amount
         if exemplar is not None:
-            self.exemplars[bisect_left(self._bounds, amount)] = core.Exemplar(exemplar, amount, time.time())
+            self.exemplars[bucket] = core.Exemplar(exemplar, amount, time.time())
 
     def add(self, counts: Sequence[int], total: float, seen: Mapping[int, tuple[dict[str, str], float]]) -> None:
         """Add the counts of a series with the same bounds. Raises ValueError for other bounds."""

@@ -107,10 +107,7 @@ def size_bytes(rows: Array | Sequence[Array | bytes]) -> int:
 
 
 def finisher(names: set[str]) -> Finish:
-    """Return the function that makes the outputs of these names of a worker's results, and returns its model's labels.
-
-    It may run in a thread.
-    """
+    """Return the function, for any thread, that makes these outputs of a worker's result, and its model's labels."""
     tensors = bool(names - {PREDICTIONS})
 
     def finish(model: PixelModel, outputs: Sequence[Array], placement: Placement, options: Options) -> Row:

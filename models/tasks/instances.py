@@ -341,9 +341,8 @@ def written(
     """
     if form == "png":
         for mask, x, y in parts:
-            yield (
-                {"size": [height, width], "x": x, "y": y, "png": grey_png(mask * np.uint8(255))} if mask.any() else None
-            )
+            levels = mask * np.uint8(255)
+            yield {"size": [height, width], "x": x, "y": y, "png": grey_png(levels)} if mask.any() else None
         return
     waiting: list[Array] = []
     for mask, x, y in parts:
