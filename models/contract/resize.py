@@ -158,17 +158,33 @@ class Resize(ABC):
         """
 
     @abstractmethod
+    def exact_geometry(self, width: int, height: int) -> Geometry:
+        """Return the geometry of `preprocess` for an image that is decoded in full."""
+
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        """Return that geometry for a device; None if it cannot place the image so."""
+        return self.exact_geometry(width, height)
+
     def placement(self, width: int, height: int) -> Placement:
         """Return the placement that `preprocess` returns for an image of this displayed size."""
-
-    @abstractmethod
-    def geometry(self, width: int, height: int) -> Geometry | None:
-        """Return the geometry of `preprocess` for an image that is decoded in full. None: a device cannot do it."""
+        geometry = self.exact_geometry(width, height)
+        return Placement(width, height, self._scale(width, height), geometry.left, geometry.top)
 
     def fit(self, placement: Placement) -> Fit:
         """Return the position of the image of this placement, for boxes and points."""
-        pad = np.array([placement.pad_x, placement.pad_y])
-        return Fit(placement, np.array([placement.scale, placement.scale]), pad, self.size)
+        scale = np.full(2, placement.scale)
+        if self._scales_by_axis():
+            geometry = self.exact_geometry(placement.width, placement.height)
+            scale = np.array([geometry.width, geometry.height]) / [placement.width, placement.height]
+        return Fit(placement, scale, np.array([placement.pad_x, placement.pad_y]), self.size)
+
+    @abstractmethod
+    def _scale(self, width: int, height: int) -> float:
+        """Return the scale before sides are rounded; 1 if the image is stretched over the input."""
+
+    @abstractmethod
+    def _scales_by_axis(self) -> bool:
+        """Return True if images are stretched, or rounded to whole pixels by libraries that scale boxes alike."""
 
 
 @dataclass(frozen=True)
@@ -209,19 +225,13 @@ class Whole(Resize):
 
         Another kernel, though within one grey level of it, was seen to move scores of trained weights by up to 0.003.
         """
-        geometry = self.geometry(width, height)
+        geometry = self.exact_geometry(width, height)
         if image.shape[:2] != (geometry.height, geometry.width):
             image = _resized(self, image, (geometry.height, geometry.width))
         paste(image, geometry.left, geometry.top, self.pad, out)
         return self.placement(width, height)
 
-    def placement(self, width: int, height: int) -> Placement:
-        """Return the placement with the scale before rounding; a stretched image has 1."""
-        geometry = self.geometry(width, height)
-        scale = 1.0 if self.how == "stretch" else self._scale(width, height)
-        return Placement(width, height, scale, geometry.left, geometry.top)
-
-    def geometry(self, width: int, height: int) -> Geometry:
+    def exact_geometry(self, width: int, height: int) -> Geometry:
         input_height, input_width = self.size
         kernel = self.interpolation, self.antialias, self.pad
         if self.how == "stretch":
@@ -245,20 +255,12 @@ class Whole(Resize):
         new_width, new_height = (max(each - each % self.multiple_of, self.multiple_of) for each in sides)
         return Geometry(new_width, new_height, 0, 0, *kernel)
 
-    def fit(self, placement: Placement) -> Fit:
-        """Return the position with a scale for each axis if images are stretched, or rounded to whole pixels, as
-        Ultralytics does since 8.4.
-        """
-        fit = super().fit(placement)
-        full = np.array([placement.width, placement.height])
-        if self.how == "stretch":
-            return Fit(placement, np.array([self.size[1], self.size[0]]) / full, fit.pad, self.size)
-        if self.shorter or self.multiple_of > 1 or self.how == "letterbox":
-            geometry = self.geometry(placement.width, placement.height)
-            return Fit(placement, np.array([geometry.width, geometry.height]) / full, fit.pad, self.size)
-        return fit
+    def _scales_by_axis(self) -> bool:  # Ultralytics does since 8.4.
+        return self.how != "top-left" or self.shorter > 0 or self.multiple_of > 1
 
     def _scale(self, width: int, height: int) -> float:
+        if self.how == "stretch":
+            return 1.0
         scale = min(self.size[0] / height, self.size[1] / width)
         scale = min(scale, self.longer / max(width, height)) if self.longer else scale
         return min(scale, self.shorter / min(width, height)) if self.shorter else scale
@@ -325,24 +327,17 @@ class Centre(Resize):
         paste(resized, -left, -top, self.pad, out)
         return self.placement(width, height)
 
-    def placement(self, width: int, height: int) -> Placement:
-        left, top = self._corner(self._resized_size(width, height))
-        return Placement(width, height, self._scale(width, height), -left, -top)
-
-    def geometry(self, width: int, height: int) -> Geometry | None:
+    def exact_geometry(self, width: int, height: int) -> Geometry:
         target = self._resized_size(width, height)
-        if max(target) > _LONGEST_STRIP * min(target):
-            return None
         left, top = self._corner(target)
         return Geometry(target[1], target[0], -left, -top, self.interpolation, self.antialias, self.pad)
 
-    def fit(self, placement: Placement) -> Fit:
-        """Return the position with a scale for each axis if the whole image is stretched."""
-        fit = super().fit(placement)
-        if self.shape is None or self.keep:
-            return fit
-        full = np.array([placement.width, placement.height])
-        return Fit(placement, np.array(self.shape[::-1]) / full, fit.pad, self.size)
+    def geometry(self, width: int, height: int) -> Geometry | None:
+        target = self._resized_size(width, height)
+        return None if max(target) > _LONGEST_STRIP * min(target) else self.exact_geometry(width, height)
+
+    def _scales_by_axis(self) -> bool:
+        return self.shape is not None and not self.keep
 
     def _scale(self, width: int, height: int) -> float:
         if self.shape is None:
