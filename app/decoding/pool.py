@@ -113,7 +113,6 @@ class DecoderProcess(SupervisedChild):
         return None if token is None or token not in self.sent else self.sent[token][0]
 
     async def begin(self) -> None:
-        """Fork it; it is ready at once. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -130,18 +129,15 @@ class DecoderProcess(SupervisedChild):
         self._of.flush_soon()
 
     def disconnect(self) -> None:
-        """Close its socket. Idempotent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._loop.remove_reader(connection.fileno())
             connection.close()
 
     def answer_s(self) -> float:
-        """Return how long it may be silent: for ever if it has no image."""
         return self._of.limits.timeout_s if self.sent else math.inf
 
     def has_work(self) -> bool:
-        """Return True if it has an image."""
         return bool(self.sent)
 
     def look(self) -> None:

@@ -121,7 +121,6 @@ class SpawnedChild(SupervisedChild):
         self.talk.ended.add_done_callback(self._talk_ended)
 
     def disconnect(self) -> None:
-        """Close the channel. Idempotent."""
         if self.process is not None:
             self.talk.end(self.over.result())
 
@@ -222,7 +221,6 @@ class WorkerProcess(SpawnedChild):
             asked.set_result(ReturnedBytes(device, host))
 
     async def begin(self) -> None:
-        """Start the process and tell it what to load. Raises OSError."""
         if self.mends:
             self.left_out = await asyncio.to_thread(_mended, self.plan)
             models = enumerate(self.plan.models)
@@ -255,7 +253,6 @@ class WorkerProcess(SpawnedChild):
         return await spawn(begin, (*descriptors, packed), forks=self.plan.forks)
 
     def disconnect(self) -> None:
-        """Tell it to stop, and close the channel. Idempotent."""
         if self.process is not None:
             self.talk.say(Stop())
             self.talk.flush()
@@ -273,16 +270,13 @@ class WorkerProcess(SpawnedChild):
         return self.plan.heartbeat_timeout_s if self.started.done() else math.inf
 
     def has_work(self) -> bool:
-        """Return True while a batch has no answer."""
         return bool(self._sent)
 
     def forgive(self, seconds: float, now_s: float) -> None:
-        """Leave out these seconds of its batch, too."""
         super().forgive(seconds, now_s)
         self._begun_s = min(self._begun_s + seconds, now_s)
 
     def look(self) -> None:
-        """Kill it if a batch takes too long."""
         if self._sent:
             running_s = clock.monotonic() - self._begun_s
             if running_s > self.plan.batch_timeout_s:
@@ -297,7 +291,6 @@ class WorkerProcess(SpawnedChild):
             self._owner.worker_retires(self)
 
     def gone(self) -> None:
-        """Tell the owner that its batches are lost."""
         if self.started.done():
             self._owner.worker_gone(self, self.reason)
 

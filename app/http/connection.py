@@ -138,7 +138,6 @@ class LimitedProtocol(HttpToolsProtocol):
     on_lost: Callable[[LimitedProtocol], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
         self._in_head = True  # The next bytes belong to a head; False between a head's end and its message's.
         self._head = b""
         self._unproductive_bytes = 0
@@ -160,7 +159,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End a connection."""
         self._disarm()
         self._unset_keepalive_if_required()
         self._discarding.end()
@@ -224,7 +222,6 @@ class LimitedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
-        """Read on, within the limits."""
         if self.lingering:
             self._discarding.took(len(data))
             return
@@ -273,7 +270,6 @@ class LimitedProtocol(HttpToolsProtocol):
         return data
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
         self._headers = 0
         self._in_head = True
         if self._timer is None:
@@ -304,7 +300,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.default_headers = [*self.cycle.default_headers, KEEP_ALIVE]
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
         self._unproductive_bytes = 0
         super().on_body(body)
 

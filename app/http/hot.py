@@ -130,7 +130,7 @@ class HotRequest(HttpRequest):
         self._buffer, self._view = b"", _NOTHING_READ
         self._arrived = self._reader = None
 
-    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
+    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
         lease.take(self._size)
         if self._arrived is not None:
             if self.missing:
@@ -141,7 +141,7 @@ class HotRequest(HttpRequest):
             limit.arrived_wholly()
         return self._buffer
 
-    async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:  # noqa: D102
+    async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:
         self._on_leave = on_leave
         if self.left:
             self.leave()
@@ -188,7 +188,6 @@ class CarryingProtocol(LimitedProtocol):
         self._carried.send(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the carrying: the client is gone."""
         if self._carried is not None:
             self._carried.abort()
         super().connection_lost(exc)
@@ -248,7 +247,6 @@ class HotProtocol(asyncio.BufferedProtocol):
         cast(CarryingProtocol, self._general).number = number
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._general.connection_made(transport)
@@ -258,7 +256,6 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._general.scheme = "https" if encrypted else "http"
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End a connection, and the work for it."""
         self._general.connection_lost(error)
         self.on_lost(self)
         if self._request is not None:
@@ -271,20 +268,16 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._general.eof_received()
 
     def pause_writing(self) -> None:
-        """Pause: the client does not read as fast as it is answered."""
         self._general.pause_writing()
 
     def resume_writing(self) -> None:
-        """Go on: the client reads again."""
         self._general.resume_writing()
 
     def get_buffer(self, _: int) -> memoryview:
-        """Return the buffer for the next bytes."""
         request = self._request
         return request.room() if request is not None and request.missing else _SCRATCH
 
     def buffer_updated(self, size: int) -> None:
-        """Handle bytes that have come."""
         request = self._request
         if request is not None and request.missing:
             request.arrived(size)

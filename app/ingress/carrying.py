@@ -22,7 +22,6 @@ class Carried(asyncio.Protocol):
         self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to carry; send the early bytes."""
         self.transport = cast(asyncio.Transport, transport)
         if self._client.is_closing():
             self.abort()
@@ -32,11 +31,9 @@ class Carried(asyncio.Protocol):
             self._client.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the client's connection."""
         self._end()
 
     def data_received(self, data: bytes) -> None:
-        """Pass the server's bytes to the client."""
         if not self._client.is_closing():
             self._client.write(data)
 

@@ -44,8 +44,7 @@ class TwoStages(Cascade):
         """Return the names of both models."""
         return self.first, self.second
 
-    def check(self, models: Mapping[str, Model]) -> None:
-        """Raise ModelError if the two models cannot work as these stages."""
+    def check(self, models: Mapping[str, Model]) -> None:  # noqa: D102
         first, second = models[self.first], models[self.second]
         if first.finds != "objects":
             raise ModelError(f"the first stage of {self.name} must find objects, and {self.first} does not.")

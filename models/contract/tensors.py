@@ -106,8 +106,7 @@ class TensorModel(Model):
     batch_range: tuple[int, int]
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the results."""
+    def outputs(self) -> tuple[str, ...]:  # noqa: D102
         return tuple(spec.name for spec in self.results)
 
     @property
@@ -217,8 +216,7 @@ class TensorModel(Model):
             reduced.append(np.array(row[cut], dtype=spec.dtype, order="C"))
         return tuple(reduced)
 
-    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:
-        """Compute the errors of any tensors."""
+    def measures(self, expected: Sequence[Array], outputs: Sequence[Array]) -> dict[str, float]:  # noqa: D102
         return of_tensors(expected, outputs)
 
     def collect(self, results: Sequence[Sequence[Array]], options: TensorOptions) -> dict[str, Array]:

@@ -94,7 +94,6 @@ class ExportedModel(TensorModel):
 
     @property
     def form(self) -> Form:
-        """Form of the network, by its file."""
         assert self.weights_file is not None
         return FORMS[Path(self.weights_file).suffix]
 
@@ -110,13 +109,11 @@ class ExportedModel(TensorModel):
         return f"{runtime} itself computes it, so that nothing was compared"
 
     def network(self) -> GraphNetwork:
-        """Load the file's graph on the CPU, as it was saved. Raises WeightsError."""
         assert self.weights_file is not None
         network = GraphNetwork(self, load_graph(self.weights_file, self.form), self.form, self.weights_file)
         return network.requires_grad_(False)
 
     def probes(self) -> Array:
-        """Return random items."""
         arrays = random_arrays(self.inputs, _PROBES)
         items = np.zeros((_PROBES, *self.input_shape), np.uint8)
         for row in range(_PROBES):

@@ -120,7 +120,6 @@ class ExportedImages(PixelModel):
 
     @property
     def form(self) -> Form:
-        """Form of the network."""
         forms: dict[str, Form] = {"om": "finished", "xml": "openvino"}
         return forms.get(self.architecture, "pixels")
 
@@ -136,7 +135,6 @@ class ExportedImages(PixelModel):
         return self.form != "finished"
 
     def network(self) -> ExportedNetwork:
-        """Build the network of the file, on the CPU in float32. Raises WeightsError."""
         assert self.weights_file is not None
         if not self.has_reference:
             return FinishedImages(self, self.weights_file).eval()

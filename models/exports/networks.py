@@ -141,7 +141,6 @@ class OnnxSessionGraph(RuntimeGraph):
         )
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the file's graph on tensors of the CPU."""
         arrays = (tensor.numpy() for tensor in tensors)
         outputs = self._session.run(None, dict(zip(self.signature.names, arrays, strict=True)))
         return tuple(torch.from_numpy(np.ascontiguousarray(output)) for output in outputs)
@@ -226,7 +225,6 @@ class OpenVinoGraph(RuntimeGraph):
         return self._core.compile_model(model, "CPU", options)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the file's network on tensors of the CPU."""
         pairs = zip(tensors, self._types, strict=True)
         found = self._compiled([np.ascontiguousarray(tensor.numpy(), dtype) for tensor, dtype in pairs])
         return tuple(torch.from_numpy(np.array(each)) for each in found.values())
@@ -270,7 +268,6 @@ class ProgramGraph(Graph):
         return self
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the program."""
         args, kwargs = pytree.tree_unflatten(list(tensors), self._arguments)
         return _flat(self._module(*args, **kwargs))
 
@@ -324,7 +321,6 @@ class ScriptGraph(Graph):
             return load(self._file, map_location=device).eval()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run the script."""
         return _flat(self.module(*tensors))
 
 

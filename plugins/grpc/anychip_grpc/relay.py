@@ -63,7 +63,6 @@ class Connection(asyncio.Protocol):
         self._relay.begun(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End a connection, and with it its calls."""
         self._sending.end()
         self.core.abort()
         self._relay.lost(self)
