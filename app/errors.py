@@ -124,6 +124,11 @@ def internal_error() -> ServiceError:
     return ServiceError("INTERNAL", "internal error; quote the request id")
 
 
+def shutting_down() -> ServiceError:
+    """Make a DRAINING: the service takes no requests any more."""
+    return ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+
+
 def without_frames(error: ServiceError) -> ServiceError:
     """Remove from the error the calls that it came through, for code that keeps it after `except`.
 

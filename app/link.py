@@ -348,9 +348,9 @@ class Link(ABC):
         served.statistics.request(code, seconds, recorder.seconds)
         served.metrics.answered(code, seconds, recorder.exemplar)
 
-    @abstractmethod
     def connect(self, on_reply: Callable[[int, Reply], None]) -> None:
         """Call `on_reply` with each reply and its token from now on."""
+        self._on_reply = on_reply
 
     @abstractmethod
     def check(self, served: ServedModel, terms: Terms) -> Awaitable[None]:

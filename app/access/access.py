@@ -199,7 +199,11 @@ class Access:
             )
             raise ServiceError("FORBIDDEN", message)
         if bind == "admin" or need == "admin":
-            self._check_administration(need, bind, origin)
+            if origin:
+                raise ServiceError("FORBIDDEN", "no web page may administer this service: the request has an Origin")
+            if bind == "public" and self._settings.admin != "port":
+                message = "this is asked of the administration's own address (--admin), not here"
+                raise ServiceError("FORBIDDEN", message)
         if self.keys is None or need == "open" or (need == "metrics" and self._settings.metrics_without_key):
             return Caller(client_of(address), self._limits)
         if not sent and authorization[:7].lower() == b"bearer ":
@@ -213,13 +217,6 @@ class Access:
         with contextlib.suppress(ServiceError):
             return self.admit("infer", "public", headers, "").limits.any
         return False
-
-    def _check_administration(self, need: Need, bind: Bind, origin: bytes) -> None:
-        if origin:
-            raise ServiceError("FORBIDDEN", "no web page may administer this service: the request has an Origin")
-        if need == "admin" and bind == "public" and self._settings.admin != "port":
-            message = "this is asked of the administration's own address (--admin), not here"
-            raise ServiceError("FORBIDDEN", message)
 
     def _identified(self, keys: Keys, sent: bytes, role: Role) -> Caller:
         if not sent:

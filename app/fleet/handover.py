@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from app import clock
 from app.config import Settings
-from app.errors import ServiceError
+from app.errors import shutting_down
 from app.fleet.process import Replica, WorkerProcess
 from app.observability.metrics import Metrics
 from app.processes.place import ChildStartError, PlaceStatus
@@ -69,13 +69,13 @@ class Handovers:
         """
         if self._stopped:
             change.close()
-            raise _shutting_down()
+            raise shutting_down()
         task = self._task(change, "change of models")
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise _shutting_down() from None
+                raise shutting_down() from None
             raise
 
     async def to(self, models: tuple[Model | None, ...], reason: str) -> None:
@@ -228,7 +228,3 @@ class Handovers:
             for index, each in enumerate(plan.plans)
         )
         return replace(plan, plans=plans)
-
-
-def _shutting_down() -> ServiceError:
-    return ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)

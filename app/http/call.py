@@ -162,7 +162,12 @@ async def read_images(
     elif kind == "multipart/form-data":
         encoded = await _multipart(content_type, body, max_images, any_field=any_type)
     elif kind == "application/json":
-        encoded = await _instances(body, max_images, converter, lease)
+        if len(body) <= _JSON_INLINE_BYTES:
+            encoded = read_instances(body, max_images)
+        else:
+            converted = await converter.convert(packed_instances, max_images, body)
+            lease.take(len(converted))
+            encoded = unpack(converted)[1]
     elif any_type:
         encoded = [body]
     else:
@@ -276,14 +281,6 @@ async def _single_part(content_type: str, body: Body) -> memoryview | None:
         if body.find(following, start, start + _PIECE_BYTES + len(following) - 1) >= 0:
             return None
     return memoryview(body)[head_end + 4 : last]
-
-
-async def _instances(body: Body, max_images: int, converter: Converter, lease: Lease) -> Sequence[Encoded]:
-    if len(body) <= _JSON_INLINE_BYTES:
-        return read_instances(body, max_images)
-    converted = await converter.convert(packed_instances, max_images, body)
-    lease.take(len(converted))
-    return unpack(converted)[1]
 
 
 def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float | None, Tiling | None]:

@@ -36,7 +36,9 @@ class Interruption:
 
     def __init__(self, task: asyncio.Task[Any] | None = None, among: set[Interruption] | None = None) -> None:
         """Take `task`, the running one, from the caller: before Python 3.12 finding it costs a system call."""
-        self.task = task or _running()
+        running = task or asyncio.current_task()
+        assert running is not None
+        self.task = running
         self._among = among
         self._reason: Exception | None = None
 
@@ -68,12 +70,6 @@ def taken_back(task: asyncio.Task[Any]) -> None:
     """Take back the cancellation of a task that was only an interruption: the task goes on."""
     if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
         task.uncancel()
-
-
-def _running() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
 
 
 class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)

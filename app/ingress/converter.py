@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from anychip_base.interpreter import python_command
-from app.errors import ServiceError, internal_error, invalid_request
+from app.errors import ServiceError, internal_error, invalid_request, shutting_down
 from app.processes.forking import is_stopped
 from app.protocols import wire
 
@@ -110,7 +110,7 @@ class Converter:
 
     def _new(self) -> _Child:
         if self._closed:
-            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+            raise shutting_down()
         child = _Child()
         self._children.add(child)
         return child

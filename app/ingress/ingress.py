@@ -21,7 +21,7 @@ import msgspec
 from app import clock
 from app.access.access import Access, ClientLease, ClientLimits
 from app.config import Settings
-from app.errors import ClientLeftError, ServiceError
+from app.errors import ClientLeftError, ServiceError, shutting_down
 from app.ingress.budget import Budget, Lease, Trim
 from app.ingress.context import Interruption, RequestContext, interrupted_at
 from app.ingress.converter import Converter
@@ -235,7 +235,7 @@ class Ingress:
     def refuse_what_is_under_way(self) -> None:
         """Answer DRAINING to every call in flight: the service has waited long enough."""
         for each in list(self._under_way):
-            each.interrupt(ServiceError("DRAINING", "the service is shutting down", retry_after_s=5))
+            each.interrupt(shutting_down())
 
     async def offload(self, function: Callable[..., T], *arguments: object) -> T:
         """Run `function` in a thread, and return its result. It must release the GIL, and be long for an event loop."""

@@ -61,9 +61,6 @@ class RemoteLink(Link):
         self._telling: asyncio.TimerHandle | None = None
         self.on_counted: Callable[[], None] = lambda: None
 
-    def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
-        self._on_reply = on_reply
-
     def count(self, served: ServedModel, code: str, seconds: float, recorder: Recorder) -> None:  # noqa: D102
         super().count(served, code, seconds, recorder)
         if self._telling is None:
@@ -146,7 +143,10 @@ class RemoteLink(Link):
             case Calm():
                 self._calm = message.forms
             case NewModels():
-                self._add(message.numbers)
+                objects = read_packed(self._talk.take_descriptor())
+                for number, model in zip(message.numbers.values(), objects, strict=True):
+                    self._models[number] = model
+                    self._models.pop(number - 2 * len(self._forms), None)  # Results of the one before may still come.
             case Serves():
                 for index, number in message.numbers.items():
                     self._forms[index].model = self._models[number]
@@ -179,12 +179,6 @@ class RemoteLink(Link):
             message.infer_s,
             None if message.batch is None else _span_context(*message.batch),
         )
-
-    def _add(self, numbers: dict[int, int]) -> None:
-        objects = read_packed(self._talk.take_descriptor())
-        for number, model in zip(numbers.values(), objects, strict=True):
-            self._models[number] = model
-            self._models.pop(number - 2 * len(self._forms), None)  # Results of the one before it may still come.
 
 
 class _RemoteRoom(Room):

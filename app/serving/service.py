@@ -90,7 +90,11 @@ class Service:
         for cascade in cascades.values():
             check_cascade(cascade, self.models)
         self.administration = ServiceAdministration(settings, self.fleet, self.models, self.choice, profiles)
-        self._roll_out()
+        try:
+            for name, shares in by_version(settings.traffic).items():
+                self.administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
+        except (ValueError, ServiceError) as error:
+            raise ModelError(f"--traffic: {error}.") from None
         self._tables = Tables(
             settings,
             self.models,
@@ -109,13 +113,6 @@ class Service:
         """Parts that others made for this service, to be ended with it."""
         self.metrics.decode_limit.set(self._decode_limit())
         show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
-
-    def _roll_out(self) -> None:
-        try:
-            for name, shares in by_version(self.settings.traffic).items():
-                self.administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
-        except (ValueError, ServiceError) as error:
-            raise ModelError(f"--traffic: {error}.") from None
 
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; return when all are ready.

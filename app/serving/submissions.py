@@ -24,7 +24,7 @@ from app import clock
 from app.decoder.messages import Kind
 from app.decoding.pool import Decoders
 from app.decoding.waiting import DecodeQueueFullError, DecodeTooLateError, Outcome, PendingImage
-from app.errors import ServiceError, internal_error, invalid_request
+from app.errors import ServiceError, internal_error, invalid_request, shutting_down
 from app.fleet.fleet import Fleet
 from app.fleet.submission import ModelPool, Submission
 from app.images.header import ImageError, plain_header, write_file
@@ -279,12 +279,9 @@ class Submissions(Link):
         self._checked: asyncio.Future[None] = self.loop.create_future()
         self._checked.set_result(None)
 
-    def connect(self, on_reply: Callable[[int, Reply], None]) -> None:  # noqa: D102
-        self._on_reply = on_reply
-
     def check(self, served: ServedModel, terms: Terms) -> Awaitable[None]:  # noqa: D102
         if self.refusing:
-            raise ServiceError("DRAINING", "the service is shutting down", retry_after_s=5)
+            raise shutting_down()
         now_s, room = clock.monotonic(), self._asked(served, terms, 1)
         ready_s = self._filling.wait_s(room.served, terms, 1)
         try:

@@ -158,7 +158,12 @@ def _model(core: Any, network: Network, options: CompileOptions, parts: Mapping[
 
     calibration = calibration_of(options) if in_int8 else None
     if form_of(network) == "onnx":  # Read as fast as it would be from the cache, with whatever lies beside it.
-        return _read_onnx(core, cast(TensorNetwork, network))
+        try:
+            model = core.read_model(cast(TensorNetwork, network).file)
+            model.reshape({name: list(array.shape) for name, array in _one_item(network)})
+        except Exception as error:
+            raise not_converted("OpenVINO cannot read the network", error) from error
+        return _of_one_item(model, network)
 
     def make() -> Any:
         model = _converted(core, built(network))
@@ -188,15 +193,6 @@ def _quantised(model: Any, pixels: Pixels) -> Any:
             )
     except Exception as error:
         raise EngineRefusedError(f"NNCF cannot quantise the network: {first_line(error)}") from error
-
-
-def _read_onnx(core: Any, network: TensorNetwork) -> Any:
-    try:
-        model = core.read_model(network.file)
-        model.reshape({name: list(array.shape) for name, array in _one_item(network)})
-    except Exception as error:
-        raise not_converted("OpenVINO cannot read the network", error) from error
-    return _of_one_item(model, network)
 
 
 def _converted(core: Any, network: Network) -> Any:
