@@ -268,9 +268,6 @@ class ClientLimits:
         if usage.requests == 0 and (usage.pace is None or usage.pace.wait_s(clock.monotonic(), math.inf) <= 0):
             del self._usages[caller.name]
 
-    def __len__(self) -> int:
-        return len(self._usages)
-
 
 class ClientLease:
     """Share that one request holds of its caller's limits, until its context ends. Entering that raises QUEUE_FULL."""

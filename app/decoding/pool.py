@@ -226,11 +226,6 @@ class Decoders:
         self._rejecting: set[asyncio.Task[None]] = set()
 
     @property
-    def waiting(self) -> int:
-        """Return the number of images that no decoder has yet."""
-        return self._queue.waiting
-
-    @property
     def held(self) -> int:
         """Return the number of images in decoding or waiting for it."""
         return self._queue.held

@@ -117,9 +117,6 @@ class FreeSlots:
         self._free = list(range(count - 1, -1, -1))
         self._taken: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._free)
-
     @property
     def taken(self) -> int:
         """Count of the slots that are not free."""

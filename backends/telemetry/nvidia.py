@@ -84,7 +84,7 @@ def _device(nvml: Any, number: int) -> Telemetry:
         temperature_celsius=known(lambda: nvml.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU)),
         memory_temperature_celsius=known(lambda: _field(nvml, handle, nvml.NVML_FI_DEV_MEMORY_TEMP)),
         clock_hertz=known(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)) * 1e6,
-        healthy=known(lambda: _row_remapping_works(nvml, handle)),
+        healthy=known(lambda: not any(nvml.nvmlDeviceGetRemappedRows(handle)[2:])),
         heat_throttled=slowed_by(
             nvml.nvmlClocksThrottleReasonSwThermalSlowdown, nvml.nvmlClocksThrottleReasonHwThermalSlowdown
         ),
@@ -99,11 +99,6 @@ def _device(nvml: Any, number: int) -> Telemetry:
 def _field(nvml: Any, handle: Any, field: int) -> float:
     [value] = nvml.nvmlDeviceGetFieldValues(handle, [field])
     return float(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS and value.value.uiVal else nan
-
-
-def _row_remapping_works(nvml: Any, handle: Any) -> float:
-    _, _, waiting, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-    return float(not waiting and not failed)
 
 
 _MOST_AT_ONCE = 1000  # A driver that reports without end must not hold the sampler up.

@@ -1,7 +1,7 @@
 """Networks that take tensors and answer with tensors: their declarations, and the layout of an item in memory.
 
     {name: array [n, …]} ─► TensorModel.asked ─► pack, item by item ─► uint8 [item_bytes]: a slot, a row of the batch
-    uint8 [n, item_bytes] ─► unpack: views, one tensor an input ─► network ─► reduce ─► collect ─► {name: array [n, …]}
+    uint8 [n, item_bytes] ─► views, one tensor an input ─► network ─► reduce ─► collect ─► {name: array [n, …]}
 
 Must not know files (models.exports.exported), HTTP or devices. All inputs of an item are one piece of bytes, so that
 queue, shared memory, copies to the device and batches are the same for every network. Only the network itself and the
@@ -198,13 +198,6 @@ class TensorModel(Model):
                 target = target[tuple(slice(length) for length in item.shape)]
             # A client may send bytes other than 0 and 1, which are no truth values.
             target[...] = item.view(np.uint8) != 0 if spec.datatype == "BOOL" else item
-
-    def unpack(self, items: Array) -> tuple[Array, ...]:
-        """View items [n, item_bytes] as inputs, each [n, *shape]."""
-        return tuple(
-            items[:, start:stop].view(spec.dtype).reshape(len(items), *spec.shape)
-            for spec, (start, stop) in zip(self.inputs, self.layout, strict=True)
-        )
 
     def reduce(self, outputs: Sequence[Array], index: int, options: TensorOptions) -> tuple[Array, ...]:
         """Return the wanted outputs of one item, cut to the lengths of its request."""

@@ -98,12 +98,12 @@ class Rig:
         return [decoder.pid for decoder in self.decoders.ready if decoder.pid]
 
     def all_free(self):
-        return all(len(slots) == SLOTS for slots in self.slots) and self.decoders._queue.held == 0
+        return not any(slots.taken for slots in self.slots) and not self.decoders._queue.held
 
     async def time_passes_for_the_last(self):
         """When one decoder alone has images left it is as if it had them for longer than it may."""
-        decoders = self.decoders.ready
-        await until(lambda: not self.decoders.waiting and sum(bool(each.sent) for each in decoders) == 1, blocks=False)
+        queue, decoders = self.decoders._queue, self.decoders.ready
+        await until(lambda: not queue.waiting and sum(bool(each.sent) for each in decoders) == 1, blocks=False)
         limits, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, timeout_s=0.0)
         await until(lambda: self.reasons, blocks=False)
         self.decoders.limits = limits

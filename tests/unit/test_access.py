@@ -334,7 +334,7 @@ def test_so_many_requests_at_a_time_of_each_caller() -> None:
             pass
     with ClientLease(limits, busy):
         pass
-    assert len(limits) == 0, "who asks nothing is forgotten"
+    assert len(limits._usages) == 0, "who asks nothing is forgotten"
 
 
 def test_bytes_and_pixels_are_held_until_the_request_ends() -> None:
@@ -363,7 +363,7 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
         client_lease.admit_images(4)
         error = refused(client_lease.admit_images, 2)
         assert (error.code, error.retry_after_s) == ("QUEUE_FULL", 1)
-    assert len(limits) == 1, "its rate is remembered"
+    assert len(limits._usages) == 1, "its rate is remembered"
     now_s += 0.5
     with ClientLease(limits, limited) as client_lease:
         client_lease.admit_images(2)
@@ -374,7 +374,7 @@ def test_images_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s += 10
     with ClientLease(limits, limited):
         pass
-    assert len(limits) == 0
+    assert len(limits._usages) == 0
 
 
 @pytest.mark.parametrize("limited", [True, False])
@@ -411,4 +411,4 @@ def test_whatever_is_held_comes_back(asked: list[tuple[str, int, int]]) -> None:
                 client_lease.hold_pixels(pixels)
         except ServiceError:
             pass
-    assert len(limits) == 0
+    assert len(limits._usages) == 0

@@ -65,7 +65,7 @@ class FreeSlotsMachine(RuleBasedStateMachine):
 
     @invariant()
     def none_is_lost(self):
-        assert len(self.slots) + len(self.taken) == self.COUNT
+        assert self.slots.taken == len(self.taken)
 
 
 TestFreeSlots = FreeSlotsMachine.TestCase

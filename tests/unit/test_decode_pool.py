@@ -153,7 +153,7 @@ async def test_what_nobody_waits_for_leaves_the_heap_and_no_decoder_gets_it(cloc
         await turns()
         assert sum(len(decoder.jobs) for decoder in decoders.ready) == 4
         decoders.drop(images[6].image)
-        assert (images[6].outcome, decoders.waiting, decoders.held) == (DecodeFailedError, 3, 7)
+        assert (images[6].outcome, decoders._queue.waiting, decoders.held) == (DecodeFailedError, 3, 7)
         for _ in range(3):
             answer(decoders, clock, 0.001)
             await turns()

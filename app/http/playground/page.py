@@ -68,15 +68,13 @@ def page_files() -> dict[str, PageFile]:
     for file in (files("models.sample") / "images").iterdir():
         if file.name.endswith(".jpg"):
             found[f"samples/{file.name}"] = file.read_bytes()
-    return {name: _page_file(name, content) for name, content in found.items()}
-
-
-def _page_file(name: str, content: bytes) -> PageFile:
-    suffix = name.rpartition(".")[2]
-    # The time stamp is left out, so that every process of a service sends the same bytes.
-    compressed = gzip.compress(content, 9, mtime=0) if suffix in _COMPRESSED else None
-    digest = hashlib.sha256(content).hexdigest()[:20]
-    return PageFile(_TYPES[suffix], content, compressed, f'"{digest}"')
+    pages = {}
+    for name, content in found.items():
+        suffix = name.rpartition(".")[2]
+        # The time stamp is left out, so that every process of a service sends the same bytes.
+        compressed = gzip.compress(content, 9, mtime=0) if suffix in _COMPRESSED else None
+        pages[name] = PageFile(_TYPES[suffix], content, compressed, f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return pages
 
 
 def mount_playground(app: FastAPI) -> None:

@@ -53,7 +53,12 @@ def find_images(arguments: Sequence[str]) -> Iterator[ImageSource]:
         if argument.startswith("@"):
             yield from _listed(argument[1:])
             continue
-        for path in _matching(argument):
+        found = [argument]
+        if not os.path.exists(argument) and glob.has_magic(argument):
+            found = sorted(glob.iglob(argument, recursive=True))
+        if not found:
+            raise CommandError(f"nothing matches {argument}")
+        for path in found:
             if os.path.isdir(path):
                 yield from _inside(path, "")
             else:
@@ -67,14 +72,6 @@ def _named(path: str) -> ImageSource:
 def _listed(name: str) -> Iterator[ImageSource]:
     with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8") as lines:
         yield from (_named(line) for line in map(str.strip, lines) if line)
-
-
-def _matching(argument: str) -> list[str]:
-    if os.path.exists(argument) or not glob.has_magic(argument):
-        return [argument]
-    if not (found := sorted(glob.iglob(argument, recursive=True))):
-        raise CommandError(f"nothing matches {argument}")
-    return found
 
 
 def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
