@@ -32,11 +32,10 @@ from app.ingress.listener import Listener
 from app.ingress.remote import RemoteLink
 from app.link import Administration, ServedModel, Tables
 from app.link_messages import (
-    Carry,
     Closed,
+    CounterDeltas,
     Draining,
     End,
-    Gained,
     Here,
     IngressBegin,
     IngressReady,
@@ -44,8 +43,9 @@ from app.link_messages import (
     NewConnection,
     NewShares,
     ToIngress,
+    Tunnelled,
 )
-from app.observability.gained import gained
+from app.observability.counter_deltas import counter_deltas
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.tracing import from_settings
 from app.observability.triton_statistics import ModelStatistics
@@ -72,7 +72,7 @@ def main(channel: Channel, messages: list[bytes]) -> None:
 
 
 _DESCRIPTORS = 2
-"""Descriptors of a carried connection: the client's, and the end of the socket that carries it to the owner."""
+"""Descriptors of a tunnelled connection: the client's, and the end of the socket that passes it to the owner."""
 
 
 def _secrets(settings: Settings) -> set[Path]:
@@ -114,7 +114,7 @@ class _Process:
     async def run(self, channel: Channel, messages: list[bytes]) -> None:
         """Serve until the owner says so, or has ended."""
         self._begun: asyncio.Future[IngressBegin] = asyncio.get_running_loop().create_future()
-        self._talk = Talk(channel, ToIngress, self._heard, messages)
+        self._talk = Talk(channel, ToIngress, self._received, messages)
         self._talk.say(Here())  # The owner sends the rest once we listen.
         ended = asyncio.ensure_future(asyncio.shield(self._talk.ended))
         await asyncio.wait((self._begun, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -150,10 +150,10 @@ class _Process:
         blocks = Blocks(ROOM * most_bytes)
         self._link = link = RemoteLink(tables, forms, self._talk, blocks)
         statistics = {name: form.statistics for name, form in served.items()}
-        link.on_counted = lambda: self._talk.say(Gained(gained(metrics, statistics)))
+        link.on_counted = lambda: self._talk.say(CounterDeltas(counter_deltas(metrics, statistics)))
         ingress = Ingress(link, Access(settings), begin.share)
         tls = Tls.of(settings)
-        kind = protocol(ingress, more=(torchserve.HOT,), carry=self._carry)
+        kind = protocol(ingress, more=(torchserve.HOT,), tunnel=self._open_tunnel)
         never = asyncio.Event()
         self._server = server = _Server(
             _nothing_else, kind, settings, ("", 0), ingress.connections, hurry=never, tls=tls
@@ -179,7 +179,7 @@ class _Process:
         if tracing is not None:
             await asyncio.to_thread(tracing.close)
 
-    def _heard(self, message: ToIngress) -> None:
+    def _received(self, message: ToIngress) -> None:
         match message:
             case IngressBegin():
                 self._begun.set_result(message)
@@ -191,7 +191,7 @@ class _Process:
                     self._closed(message.connection)
                     return
                 made = self._server.connection()
-                made.carry_as(message.connection)
+                made.tunnel_as(message.connection)
                 ended = partial(self._closed, message.connection)  # The owner counts connections.
                 self._server.listener.begin(accepted, str(message.connection), ended, made)
             case NewShares():
@@ -205,10 +205,10 @@ class _Process:
             case End():
                 self._ending.set()
             case _:
-                self._link.heard(message)
+                self._link.received(message)
 
-    def _carry(self, connection: int, encrypted: bool, theirs: socket.socket) -> None:
-        self._talk.say(Carry(connection, encrypted), descriptor=theirs.detach())
+    def _open_tunnel(self, connection: int, encrypted: bool, theirs: socket.socket) -> None:
+        self._talk.say(Tunnelled(connection, encrypted), descriptor=theirs.detach())
 
     def _closed(self, connection: int) -> None:
         self._talk.say(Closed(connection))

@@ -158,15 +158,15 @@ class Closed(Record):
     connection: int
 
 
-class Carry(Record):
+class Tunnelled(Record):
     """Connection whose next request is not for an ingress. Its descriptor: the end of the socket for the owner."""
 
     connection: int
     encrypted: bool
 
 
-class Gained(Record):
-    """Counts since the last one (app.observability.gained)."""
+class CounterDeltas(Record):
+    """Counts since the last one (app.observability.counter_deltas)."""
 
     content: bytes
 
@@ -175,7 +175,7 @@ class Here(Record):
     """Reply to the liveness probe Look."""
 
 
-ToOwner: TypeAlias = IngressReady | Ask | Reserve | Submit | Cancel | Leave | Closed | Carry | Gained | Here
+ToOwner: TypeAlias = IngressReady | Ask | Reserve | Submit | Cancel | Leave | Closed | Tunnelled | CounterDeltas | Here
 
 
 class IngressBegin(Record):
@@ -202,10 +202,10 @@ class Asked(Record):
     """Reply to Ask. `refusal`: None if the request may come."""
 
     token: int
-    refusal: SaidError | None
+    refusal: SentError | None
 
 
-class SaidError(msgspec.Struct, array_like=True):
+class SentError(msgspec.Struct, array_like=True):
     """A ServiceError as a record."""
 
     code: str
@@ -213,7 +213,7 @@ class SaidError(msgspec.Struct, array_like=True):
     retry_after_s: int | None
 
     @classmethod
-    def of(cls, error: ServiceError) -> SaidError:
+    def of(cls, error: ServiceError) -> SentError:
         """Make the record of an error."""
         return cls(error.code, error.message, error.retry_after_s)
 
@@ -243,7 +243,7 @@ class ItemFailed(Record):
     """Reply with an error, the item's one reply."""
 
     token: int
-    refusal: SaidError
+    refusal: SentError
 
 
 class NewModels(Record):
@@ -258,7 +258,7 @@ class Serves(Record):
     numbers: dict[int, int]
 
 
-class Calm(Record):
+class Uncongested(Record):
     """Forms for which little waits: their requests are admitted without a question."""
 
     forms: tuple[int, ...]
@@ -290,7 +290,7 @@ ToIngress: TypeAlias = (
     | ItemFailed
     | NewModels
     | Serves
-    | Calm
+    | Uncongested
     | NewShares
     | Draining
     | End

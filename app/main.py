@@ -74,16 +74,16 @@ async def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     asyncio.get_running_loop().set_default_executor(begun(_THREADS, "asyncio"))
     opening, tls = Opening(), Tls.of(settings)
     counted = connections(min(settings.max_connections, room))
-    application = opening_app(lambda: opening.said)
+    application = opening_app(lambda: opening.progress)
     async with (
         _listening(application, LimitedProtocol, counted, settings, (settings.host, settings.port), tls=tls) as server,
         _listening_for_administration(application, settings, server) as admin,
         contextlib.AsyncExitStack() as rpc,
     ):
-        ports = _Ports(server, admin, rpc, lambda: opening.said)
+        ports = _Ports(server, admin, rpc, lambda: opening.progress)
         await ports.listen_for_rpc(settings)
         # Signals end the process meanwhile: nothing is lost.
-        async with _told(ports.said):
+        async with _progress_logged(ports.progress):
             try:
                 models, choice = await opening.apart(settings)
             except BaseException:
@@ -106,16 +106,16 @@ async def _serve(
     tracing = from_settings(settings)
     service = Service(settings, models, tracing, choice)
     count = count_of(settings, traced=tracing is not None)
-    carried = Listener(server.connection, server.connections)  # It listens nowhere: an ingress has ended its TLS.
+    tunnelled = Listener(server.connection, server.connections)  # It listens nowhere: an ingress has ended its TLS.
 
-    def carry(end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
+    def tunnel(end: socket.socket, address: str, encrypted: bool, ended: Callable[[], None]) -> None:
         """Serve a connection that an ingress hands on, with requests that are not for it, until it has `ended`."""
         made = server.connection()
-        made.carried_from = address, encrypted
+        made.tunnelled_from = address, encrypted
         end.setblocking(False)
-        carried.begin(end, address, ended, made)
+        tunnelled.begin(end, address, ended, made)
 
-    ingresses = service.made_ingresses(count, carry) if count else None
+    ingresses = service.made_ingresses(count, tunnel) if count else None
     watchdog = LoopWatchdog(on_longest=service.metrics.event_loop_stall_seconds.set)
     watchdog.start()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # It released memory once, and scripts may still send it.
@@ -134,7 +134,7 @@ async def _serve(
             starting = asyncio.gather(service.start(), asyncio.to_thread(app.openapi), *beside)
             shared: Listener | None = None
             try:
-                async with _told(service.administration.why_not):
+                async with _progress_logged(service.administration.why_not):
                     started = await ended_before(starting, stop)
                 if started:
                     await starting
@@ -176,13 +176,13 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _told(said: Callable[[], str]) -> AsyncIterator[None]:
+async def _progress_logged(progress: Callable[[], str]) -> AsyncIterator[None]:
     """Log how far the start is, for as long as the context."""
 
     async def tell() -> None:
         while True:
             await asyncio.sleep(_LOGGED_EVERY_S)
-            log.info("%s", said())
+            log.info("%s", progress())
 
     telling = asyncio.create_task(tell(), name="progress")
     try:
@@ -275,12 +275,12 @@ async def _sharing(server: Server, settings: Settings) -> Listener | None:
 
 @dataclass
 class _Ports:
-    """Ports of this process. `rpc`: ends the listening for gRPC; `said`: how far the start is."""
+    """Ports of this process. `rpc`: ends the listening for gRPC; `progress`: how far the start is."""
 
     server: Server
     admin: Server | None
     rpc: contextlib.AsyncExitStack
-    said: Callable[[], str]
+    progress: Callable[[], str]
     _rpc_becomes: Callable[[Ingress], None] | None = None
 
     async def listen_for_rpc(self, settings: Settings) -> None:
@@ -294,7 +294,7 @@ class _Ports:
         if not found:
             raise OSError(f"gRPC (--grpc-port) is a package of its own: {how_to_install('grpc')}")
         public = self.server
-        listening = found[0](settings, self.said, public.connections, public.hurry, public.tls)
+        listening = found[0](settings, self.progress, public.connections, public.hurry, public.tls)
         self._rpc_becomes = await self.rpc.enter_async_context(listening)
 
     def become(self, app: FastAPI) -> None:

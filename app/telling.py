@@ -12,7 +12,7 @@ from app import clock
 from app.pace import Pace
 
 _PACE = Pace(15, 1)
-"""Lines a minute, one at once: a step that is begun sooner is not said."""
+"""Lines a minute, one at once: a step that is begun sooner is not logged."""
 
 
 def say(text: str) -> None:

@@ -211,18 +211,18 @@ class _Said:
 
     @staticmethod
     def _wait(child: subprocess.Popen[bytes], output: IO[bytes], time_limit_s: float) -> float:
-        heard_bytes, heard_s = 0, time.monotonic()
+        received_bytes, received_s = 0, time.monotonic()
         while True:
             # The first two are what all devices share, and the first one, with which the driver starts.
-            started = os.pread(output.fileno(), heard_bytes, 0).count(b"\n") > 1
+            started = os.pread(output.fileno(), received_bytes, 0).count(b"\n") > 1
             limit_s = min(CARD_LIMIT_S, time_limit_s) if started else time_limit_s
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.1)
                 return 0.0
             now_bytes, now_s = os.fstat(output.fileno()).st_size, time.monotonic()
-            if now_bytes > heard_bytes:
-                heard_bytes, heard_s = now_bytes, now_s
-            elif now_s - heard_s > limit_s:
+            if now_bytes > received_bytes:
+                received_bytes, received_s = now_bytes, now_s
+            elif now_s - received_s > limit_s:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):

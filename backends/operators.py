@@ -38,7 +38,7 @@ _NEEDED = {"copy_", "_copy_from", "_copy_from_and_resize", "_to_copy", "empty", 
 _libraries: dict[str, Library] = {}  # By namespace; what is registered ends with its Library.
 _provided: set[str] = set()
 _runs: Counter[str] = Counter()
-_heard: dict[str, Kind] = {}  # Vendors' fallbacks: they speak of each once a process.
+_reported: dict[str, Kind] = {}  # Vendors' fallbacks: they speak of each once a process.
 
 
 class Operators:
@@ -70,7 +70,7 @@ class Operators:
 
     def found(self) -> dict[str, Kind]:
         """Return the substitutes that the last attempts needed, by operator; and vendors' fallbacks of the process."""
-        return {**_heard, **self._found}
+        return {**_reported, **self._found}
 
     def _missing(self, error: BaseException) -> str:
         """Return the operator that the device lacks, "" for any other error. Engines raise theirs from PyTorch's."""
@@ -126,7 +126,7 @@ class Operators:
             for each in caught:
                 key = (str(each.message), each.filename, each.lineno)
                 names = _OPERATOR.findall(key[0]) if _VENDOR_FALLBACK.search(key[0]) else []
-                _heard.update(dict.fromkeys(names, "vendor-cpu"))
+                _reported.update(dict.fromkeys(names, "vendor-cpu"))
                 if not names and key not in self._said:
                     self._said.add(key)
                     warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)

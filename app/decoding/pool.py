@@ -378,7 +378,7 @@ class Decoders:
         decoder.inbox.write(buffer, image.body, image.tail)
         self._tokens = token = (self._tokens + 1) % (1 << 31)
         if not decoder.sent:
-            decoder.heard_s = now_s
+            decoder.received_s = now_s
         decoder.sent[token] = image, buffer
         decoder.bytes += len(image.body)
         decoder.is_reserved = image.deaths > 0
@@ -413,12 +413,12 @@ class Decoders:
         decoder.is_reserved, decoder.has_served = False, True
         now_s = clock.monotonic()
         credible_s = max(_CREDIBLE * self._image_s.value, _ALWAYS_CREDIBLE_S)
-        taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
+        taken_s = min(now_s - max(image.sent_s, decoder.received_s), credible_s)
         self._image_s.learn(taken_s)
         self.seconds_an_image = self._image_s.value / self.count
         self._image_bytes.learn(len(image.body))
         self._queue.took(image.model, taken_s)
-        decoder.heard_s = now_s
+        decoder.received_s = now_s
         if image.large:
             self._returned(image)
         outcome: Outcome | None

@@ -23,7 +23,7 @@ from app.worker.messages import CACHE, COLLECT, HAND_OVER, Released, Stats, Trig
 RESTARTS = ("died", "hung", "lost", "leaked", "start")
 HANDOVERS = ("load", "memory", "compiled")
 _RELEASES = (
-    *((rung, trigger) for rung in (COLLECT, CACHE) for trigger in (*get_args(Trigger), "request")),
+    *((release, trigger) for release in (COLLECT, CACHE) for trigger in (*get_args(Trigger), "request")),
     *((HAND_OVER, trigger) for trigger in ("device", "resident")),
     (CACHE, "out_of_memory"),
 )
@@ -53,10 +53,10 @@ class DeviceMetrics:
             metrics.worker_restarts.labels(device, reason)
         for reason in HANDOVERS:
             metrics.handovers.labels(device, reason)
-        for rung, trigger in _RELEASES:
-            metrics.cache_releases.labels(device, rung, trigger)
-            metrics.cache_released_bytes.labels(device, rung)
-            metrics.cache_released_host_bytes.labels(device, rung)
+        for release, trigger in _RELEASES:
+            metrics.cache_releases.labels(device, release, trigger)
+            metrics.cache_released_bytes.labels(device, release)
+            metrics.cache_released_host_bytes.labels(device, release)
 
     def ready(self) -> None:
         """Record that a worker serves."""
@@ -96,12 +96,12 @@ class DeviceMetrics:
         self._show({})
 
     def released(self, message: Released) -> None:
-        """Record the rungs of the memory guard that a worker has climbed."""
-        for rung in message.returned.keys() & {COLLECT, CACHE}:
-            returned = message.returned[rung]
-            self._metrics.cache_releases.labels(self._device, rung, message.trigger).inc()
-            self._metrics.cache_released_bytes.labels(self._device, rung).inc(returned)
-            self._metrics.cache_released_host_bytes.labels(self._device, rung).inc(message.host.get(rung, 0))
+        """Record what the memory guard of a worker has released."""
+        for release in message.returned.keys() & {COLLECT, CACHE}:
+            returned = message.returned[release]
+            self._metrics.cache_releases.labels(self._device, release, message.trigger).inc()
+            self._metrics.cache_released_bytes.labels(self._device, release).inc(returned)
+            self._metrics.cache_released_host_bytes.labels(self._device, release).inc(message.host.get(release, 0))
 
     def _show(self, telemetry: Mapping[str, float]) -> None:
         for name, gauge in self._metrics.telemetry.items():

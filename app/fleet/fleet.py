@@ -278,7 +278,7 @@ class Fleet:
         log.info("%s is ready: %s", worker.name, worker.plan.device.name)
         self._keep_in_background(worker, [*loaded.values()])
         self.residents.worker_ready()
-        if worker.is_staged:
+        if worker.is_provisional:
             self.handovers.compile(worker)
 
     def _leave_out(self, worker: WorkerProcess) -> None:
@@ -309,7 +309,7 @@ class Fleet:
         self.dispatcher.files.workers_changed()
         self.dispatcher.dispatch_soon()
 
-    def worker_said(self, worker: WorkerProcess, message: FromWorker) -> None:  # noqa: D102
+    def worker_reported(self, worker: WorkerProcess, message: FromWorker) -> None:  # noqa: D102
         match message:
             case Failed():
                 self.dispatcher.failed(worker, message)
@@ -320,7 +320,7 @@ class Fleet:
                 if message.trigger == "request":
                     worker.released(message.returned, message.host)
             case Loaded() | NotLoaded() | ModelUnloaded():
-                self.residents.heard(worker, message)
+                self.residents.received(worker, message)
                 if isinstance(message, Loaded):
                     self._keep_in_background(worker, [message])
             case HandOver():

@@ -91,7 +91,7 @@ class Handovers:
             await self._to(models, reason)
         finally:
             for each in self._replicas:
-                if each.child.is_staged:
+                if each.child.is_provisional:
                     self.compile(each.child)
 
     async def _to(self, models: tuple[Model | None, ...], reason: str) -> None:

@@ -89,7 +89,7 @@ async def spawn(begin: Begin, descriptors: Sequence[int] = (), *, forks: bool) -
                 child = Child(start(fresh_command(theirs.fileno()), dict(os.environ), theirs))
         undo.pop_all()
     try:
-        with contextlib.suppress(OSError):  # It has ended already, which is heard next.
+        with contextlib.suppress(OSError):  # It has ended already, which is seen next.
             channel.send(to_packet((begin,)), descriptors)
     except ChannelError as error:
         child.kill()
@@ -114,10 +114,10 @@ class SpawnedChild(SupervisedChild):
 
     talk: Talk
 
-    def connect(self, child: Child, channel: Channel, heard: Any, handle: Callable[[Any], None], **limits: Any) -> None:
+    def connect(self, child: Child, channel: Channel, kind: Any, handle: Callable[[Any], None], **limits: Any) -> None:
         """Begin to talk with a child: as Talk says."""
         self.process = child
-        self.talk = Talk(channel, heard, handle, name=self.name, **limits)
+        self.talk = Talk(channel, kind, handle, name=self.name, **limits)
         self.talk.ended.add_done_callback(self._talk_ended)
 
     def disconnect(self) -> None:
@@ -152,7 +152,7 @@ class Owner(Protocol):
     def worker_gone(self, worker: WorkerProcess, reason: str) -> None:
         """Note that it has ended: once for each that was prepared."""
 
-    def worker_said(self, worker: WorkerProcess, message: FromWorker) -> None:
+    def worker_reported(self, worker: WorkerProcess, message: FromWorker) -> None:
         """Handle a message of a serving worker, other than Done."""
 
     def worker_computed(self, worker: WorkerProcess, done: Done, results: Sequence[Arrays]) -> None:
@@ -192,7 +192,7 @@ class WorkerProcess(SpawnedChild):
         return model
 
     @property
-    def is_staged(self) -> bool:
+    def is_provisional(self) -> bool:
         """True if a worker with more time may serve some models faster; models on demand have none."""
         plans = self.plan.plans
         return any((on.staged or on.grows) and not plans[index].on_demand for index, on in self.loaded.items())
@@ -215,7 +215,7 @@ class WorkerProcess(SpawnedChild):
         return self._releasing
 
     def released(self, device: Mapping[int, int], host: Mapping[int, int]) -> None:
-        """Answer those that wait for a release: bytes by rung."""
+        """Answer those that wait for a release: bytes by release level."""
         asked, self._releasing = self._releasing, None
         if asked is not None:
             asked.set_result(ReturnedBytes(device, host))
@@ -239,7 +239,7 @@ class WorkerProcess(SpawnedChild):
             child,
             channel,
             FromWorker,
-            self._heard,
+            self._received,
             most_bytes_per_s=_UNASKED_BYTES_PER_S,
             asked=(Done, Failed),
         )
@@ -294,9 +294,9 @@ class WorkerProcess(SpawnedChild):
         if self.started.done():
             self._owner.worker_gone(self, self.reason)
 
-    def _heard(self, message: FromWorker) -> None:
+    def _received(self, message: FromWorker) -> None:
         if self.started.done():  # The limit of a start is for all of it.
-            self.heard_s = clock.monotonic()
+            self.received_s = clock.monotonic()
         match message:
             case Done():
                 run = self._answered(message.batch_id)
@@ -306,7 +306,7 @@ class WorkerProcess(SpawnedChild):
                 self._owner.worker_computed(self, message, results)
             case Failed():
                 self._answered(message.batch_id)
-                self._owner.worker_said(self, message)
+                self._owner.worker_reported(self, message)
             case Beat():
                 pass
             case Loaded():
@@ -314,7 +314,7 @@ class WorkerProcess(SpawnedChild):
                     raise ChannelError(f"it has loaded model {message.model}, which is none of its own")
                 message.device = self.device  # A worker may say anything.
                 if self.started.done():
-                    self._owner.worker_said(self, message)
+                    self._owner.worker_reported(self, message)
                 else:
                     self.loaded[message.model] = message
             case Ended():
@@ -322,18 +322,18 @@ class WorkerProcess(SpawnedChild):
             case Stats():
                 self.stats = message
                 if not self.started.done():
-                    self.heard_s = clock.monotonic()
+                    self.received_s = clock.monotonic()
                     self.move(ChildStatus.PREPARED)
-                self._owner.worker_said(self, message)
+                self._owner.worker_reported(self, message)
             case _:
-                self._owner.worker_said(self, message)
+                self._owner.worker_reported(self, message)
         if self.status is ChildStatus.RETIRING:
             self.leave()
 
     def _answered(self, batch_id: int) -> Run:
         if not self._sent or self._sent[0].batch_id != batch_id:
             raise ChannelError(f"it answered batch {batch_id}, which is not its next one")
-        self._begun_s = self.heard_s
+        self._begun_s = self.received_s
         return self._sent.popleft()
 
 

@@ -194,7 +194,7 @@ class Residents:
         self._stirred.set()
         self._step()
 
-    def heard(self, worker: WorkerProcess, message: Loaded | NotLoaded | ModelUnloaded) -> None:
+    def received(self, worker: WorkerProcess, message: Loaded | NotLoaded | ModelUnloaded) -> None:
         """Handle a worker's report that it has loaded or unloaded a model."""
         index, pool = message.model, self._by_index[message.model]
         if isinstance(message, ModelUnloaded):

@@ -155,7 +155,7 @@ async def _send_in_pieces(send: Callable[[Message], Any], message: Message) -> N
     await send(message)
 
 
-def opening_app(said: Callable[[], str]) -> ASGIApp:
+def opening_app(progress: Callable[[], str]) -> ASGIApp:
     """Return the application of a port before there is a service: NOT_READY and the reason; liveness probes get 200."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +164,7 @@ def opening_app(said: Callable[[], str]) -> ASGIApp:
         status = 200
         document: dict[str, Any] = {"live": True}
         if scope["path"] not in LIVE:
-            status, document = ERRORS["NOT_READY"].status, error_body("NOT_READY", said(), request_id)
+            status, document = ERRORS["NOT_READY"].status, error_body("NOT_READY", progress(), request_id)
             headers["retry-after"] = "1"
         await Response(orjson.dumps(document), status, headers, "application/json")(scope, receive, send)
 

@@ -31,10 +31,10 @@ from app.http.connection import HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
 from app.http.edge import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
-from app.ingress.carrying import Carried
 from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at, taken_back
 from app.ingress.ingress import Ingress, Run
 from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
+from app.ingress.tunnel import Tunnel
 
 Answer = TypeVar("Answer")
 
@@ -151,58 +151,58 @@ class HotRequest(HttpRequest):
             self._on_leave = None  # What is written after it costs no more than a client that does not read it.
 
 
-Carry: TypeAlias = Callable[[int, bool, socket.socket], None]
+OpenTunnel: TypeAlias = Callable[[int, bool, socket.socket], None]
 """Function that gives the owner the end of a socket, with the connection's number and whether TLS is spoken."""
 
 
-class CarryingProtocol(LimitedProtocol):
+class TunnellingProtocol(LimitedProtocol):
     """Protocol of a connection to an ingress: at the first byte that is no hot request's it goes on with the owner."""
 
     number = 0
-    _carried: Carried | None = None
+    _tunnel: Tunnel | None = None
 
-    def __init__(self, carry: Carry, *about: Any) -> None:
+    def __init__(self, tunnel: OpenTunnel, *about: Any) -> None:
         super().__init__(*about)
-        self._carry = carry
+        self._open_tunnel = tunnel
 
     @property
     def between_requests(self) -> bool:
         """True if the next byte begins a request that may be answered here."""
-        return self._carried is None and super().between_requests
+        return self._tunnel is None and super().between_requests
 
     def data_received(self, data: bytes) -> None:
-        """Carry these bytes, and all that follow, to the owner."""
-        if self._carried is None:
+        """Send these bytes, and all that follow, to the owner."""
+        if self._tunnel is None:
             try:
                 ours, theirs = socket.socketpair()
             except OSError:  # No descriptor: this connection ends, and no other.
                 self.raw.abort()
                 return
             self.lent = True
-            carried = self._carried = Carried(self.raw, self.end)
+            tunnel = self._tunnel = Tunnel(self.raw, self.end)
             ours.setblocking(False)
-            self._carry(self.number, self.encrypted, theirs)
-            task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: carried, ours))
+            self._open_tunnel(self.number, self.encrypted, theirs)
+            task: asyncio.Task[Any] = self.loop.create_task(self.loop.connect_accepted_socket(lambda: tunnel, ours))
             self.server_state.tasks.add(task)
             task.add_done_callback(self.server_state.tasks.discard)
-        self._carried.send(data)
+        self._tunnel.send(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._carried is not None:
-            self._carried.abort()
+        if self._tunnel is not None:
+            self._tunnel.abort()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         """Pause the owner's answer, as the client does not read: the owner sees that it does not leave."""
         super().pause_writing()
-        if self._carried is not None:
-            self._carried.pause(on=True)
+        if self._tunnel is not None:
+            self._tunnel.pause(on=True)
 
     def resume_writing(self) -> None:
         """Let the owner's answer go on: the client reads again."""
         super().resume_writing()
-        if self._carried is not None:
-            self._carried.pause(on=False)
+        if self._tunnel is not None:
+            self._tunnel.pause(on=False)
 
 
 class HotProtocol(asyncio.BufferedProtocol):
@@ -214,8 +214,8 @@ class HotProtocol(asyncio.BufferedProtocol):
 
     on_lost: Callable[[Any], None]
     """Callback for the end of the connection, called with it; the listener that counts it sets it."""
-    carried_from: tuple[str, bool] | None = None
-    """Client's address, and whether it speaks TLS, if an ingress of another process carries this connection."""
+    tunnelled_from: tuple[str, bool] | None = None
+    """Client's address, and whether it speaks TLS, if an ingress of another process tunnels this connection."""
 
     def __init__(
         self,
@@ -228,11 +228,11 @@ class HotProtocol(asyncio.BufferedProtocol):
         bind: Bind,
         cors: Cors,
         routes: Sequence[HotRoute],
-        carry: Carry | None,
+        tunnel: OpenTunnel | None,
     ) -> None:
-        self.ingress, self.bind, self.cors, self.routes, self.carries = ingress, bind, cors, routes, carry is not None
+        self.ingress, self.bind, self.cors, self.routes, self.tunnels = ingress, bind, cors, routes, tunnel is not None
         about = config, server_state, app_state, _loop
-        self._general = LimitedProtocol(*about) if carry is None else CarryingProtocol(carry, *about)
+        self._general = LimitedProtocol(*about) if tunnel is None else TunnellingProtocol(tunnel, *about)
         self._server_state = server_state
         self._request: HotRequest | None = None
         self._task: asyncio.Task[None] | None = None
@@ -242,16 +242,16 @@ class HotProtocol(asyncio.BufferedProtocol):
         self._promise: Callable[[], None] | None = None  # Returns the budget promised to its body.
         self.on_lost = lambda _: None
 
-    def carry_as(self, number: int) -> None:
-        """Give it the number by which the owner knows it, if it may be carried there."""
-        cast(CarryingProtocol, self._general).number = number
+    def tunnel_as(self, number: int) -> None:
+        """Give it the number by which the owner knows it, if it may be tunnelled there."""
+        cast(TunnellingProtocol, self._general).number = number
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._general.connection_made(transport)
-        if self.carried_from is not None:
-            address, encrypted = self.carried_from
+        if self.tunnelled_from is not None:
+            address, encrypted = self.tunnelled_from
             self._general.client = address, 0
             self._general.scheme = "https" if encrypted else "http"
 
@@ -327,7 +327,7 @@ class HotProtocol(asyncio.BufferedProtocol):
         if len(length) > LENGTH_DIGITS or int(length) > self.ingress.link.settings.max_body_bytes:
             return False
         promise = None
-        if self.carries:
+        if self.tunnels:
             if self.ingress.access.counts(fields):  # The owner counts what one caller has in flight.
                 return False
             client = self._general.client
@@ -454,12 +454,12 @@ class HotProtocol(asyncio.BufferedProtocol):
 
 
 def protocol(
-    ingress: Ingress, bind: Bind = "public", more: Sequence[HotRoute] = (), carry: Carry | None = None
+    ingress: Ingress, bind: Bind = "public", more: Sequence[HotRoute] = (), tunnel: OpenTunnel | None = None
 ) -> Callable[..., HotProtocol]:
     """Return the function that makes connections whose hot routes lead into `ingress`, and `bind` is their port.
 
-    `more`: hot routes beside our own; `carry`: in a process that has no other routes, passes a connection on that asks
+    `more`: hot routes beside our own; `tunnel`: in a process that has no other routes, passes a connection on that asks
     for something else.
     """
     cors, routes = Cors(ingress.link.settings.origins), (*ROUTES, *more)
-    return partial(HotProtocol, ingress=ingress, bind=bind, cors=cors, routes=routes, carry=carry)
+    return partial(HotProtocol, ingress=ingress, bind=bind, cors=cors, routes=routes, tunnel=tunnel)

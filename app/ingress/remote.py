@@ -21,7 +21,6 @@ from app.link_messages import (
     Ask,
     Asked,
     At,
-    Calm,
     Cancel,
     ItemComputed,
     ItemFailed,
@@ -31,6 +30,7 @@ from app.link_messages import (
     Serves,
     Submit,
     ToIngress,
+    Uncongested,
     placed,
 )
 from app.observability.metrics import Recorder
@@ -39,8 +39,8 @@ from app.processes.channel import Talk
 from app.processes.packing import read_packed
 from models import Model, Options, TensorOptions
 
-_CALM_S = 1.0
-"""Time left with which a request may come without a question if the model is calm."""
+_UNCONGESTED_S = 1.0
+"""Time left with which a request may come without a question if the model is uncongested."""
 _TOLD_EVERY_S = 0.1
 
 
@@ -57,7 +57,7 @@ class RemoteLink(Link):
         self._asked: dict[int, asyncio.Future[None]] = {}
         self._under_way: dict[int, tuple[_RemoteRoom, bool]] = {}
         """Items by token; True if the reply was already given here."""
-        self._calm: tuple[int, ...] = ()
+        self._uncongested: tuple[int, ...] = ()
         self._telling: asyncio.TimerHandle | None = None
         self.on_counted: Callable[[], None] = lambda: None
 
@@ -72,7 +72,7 @@ class RemoteLink(Link):
 
     async def check(self, served: ServedModel, terms: Terms) -> None:  # noqa: D102
         left_s = terms.deadline_s - clock.monotonic()
-        if served.index in self._calm and left_s > _CALM_S:
+        if served.index in self._uncongested and left_s > _UNCONGESTED_S:
             return
         token, answer = next(self._numbers), self._loop.create_future()
         self._asked[token] = answer
@@ -126,7 +126,7 @@ class RemoteLink(Link):
             self._talk.say(Cancel(room.number, token, room.terms.recorder.abandoned))
             self._on_reply(token, ServiceError("INTERNAL", "the request was cancelled"))
 
-    def heard(self, message: ToIngress) -> None:
+    def received(self, message: ToIngress) -> None:
         """Handle a message of the owner; ignore those that are not for the link."""
         match message:
             case ItemComputed():
@@ -140,8 +140,8 @@ class RemoteLink(Link):
                         answer.set_result(None)
                     else:
                         answer.set_exception(message.refusal.error())
-            case Calm():
-                self._calm = message.forms
+            case Uncongested():
+                self._uncongested = message.forms
             case NewModels():
                 objects = read_packed(self._talk.take_descriptor())
                 for number, model in zip(message.numbers.values(), objects, strict=True):

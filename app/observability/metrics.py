@@ -285,11 +285,9 @@ class Metrics:
     worker_restarts = Metric(Counter, "device reason", "Workers started again")
     worker_resident_bytes = Metric(Gauge, "device", "Host memory of a device's workers")
     handovers = Metric(Counter, "device reason", "Workers replaced by another while they served")
-    cache_releases = Metric(Counter, "device rung trigger", "Rungs of the memory guard that were climbed")
-    cache_released_bytes = Metric(Counter, "device rung", "Bytes of the device that rungs of the memory guard returned")
-    cache_released_host_bytes = Metric(
-        Counter, "device rung", "Bytes of the host that rungs of the memory guard returned"
-    )
+    cache_releases = Metric(Counter, "device rung trigger", "Releases by the memory guard")
+    cache_released_bytes = Metric(Counter, "device rung", "Bytes of the device that the memory guard returned")
+    cache_released_host_bytes = Metric(Counter, "device rung", "Bytes of the host that the memory guard returned")
     device_memory_bytes = Metric(Gauge, "device vendor kind", "Memory of a device")
     device_utilization_ratio = Metric(Gauge, "device vendor", "Share of the time the device is busy" + _OR_NAN)
     device_power_watts = Metric(Gauge, "device vendor", "Power the device draws" + _OR_NAN)

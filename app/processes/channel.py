@@ -218,7 +218,7 @@ class Talk:
     def __init__(
         self,
         channel: Channel,
-        heard: Any,
+        kind: Any,
         handle: Callable[[Any], None],
         early: Sequence[bytes] = (),
         *,
@@ -226,7 +226,7 @@ class Talk:
         most_bytes_per_s: float = math.inf,
         asked: tuple[type, ...] = (),
     ) -> None:
-        """Begin to read. `heard`: type of the other end's messages; `handle` gets each, and its errors end the talk.
+        """Begin to read. `kind`: type of the other end's messages; `handle` gets each, and its errors end the talk.
 
         `early`: packets that have come already; `name`: of the other end, for the log. `most_bytes_per_s`: limit of
         what it may say, except for answers to what it was `asked`; twice that at once.
@@ -236,7 +236,7 @@ class Talk:
         self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
         self._channel = channel
         self._handle = handle
-        self._decode = reader(heard)
+        self._decode = reader(kind)
         self._out: list[Any] = []
         self._out_bytes = 0
         self._loop = asyncio.get_running_loop()
@@ -257,7 +257,7 @@ class Talk:
             self.flush(descriptor)
 
     def flush(self, descriptor: int = -1) -> None:
-        """Send what was said."""
+        """Send what waits."""
         out, self._out, self._out_bytes = self._out, [], 0
         descriptors = (descriptor,) if descriptor >= 0 else ()
         if self.ended.done():
@@ -277,7 +277,7 @@ class Talk:
         return self._channel.take_descriptor()
 
     def end(self, reason: str, error: Exception | None = None) -> None:
-        """End the talk: nothing is heard or said any more. Idempotent."""
+        """End the talk: nothing is sent or received any more. Idempotent."""
         if not self.ended.done():
             self.error = error
             self.ended.set_result(reason)

@@ -127,7 +127,7 @@ class _Forker(SupervisedChild):
         event = event_in(packet)
         self._between = event.between
         if event.kind != READY or not self.forks:
-            self.heard_s = clock.monotonic()
+            self.received_s = clock.monotonic()
         if event.kind == FORKED:
             self.has_served = True
             # A child that no task waits for finds its socket closed, ends, and is reaped all the same.

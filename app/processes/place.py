@@ -122,7 +122,7 @@ class SupervisedChild:
     """A child process from its start to its end. A subclass adds its connection.
 
     `process`: set by `begin`; `over`: has the reason of its end; `exit_status`: of the reaped process, minus the signal
-    that ended it; `has_served`: True if it has done some of its work; `heard_s`: when it last was not silent
+    that ended it; `has_served`: True if it has done some of its work; `received_s`: when it last was not silent
     (`clock.monotonic()`). Limits in seconds: `look_s` between looks; `start_s` of silence in its start; `end_s` for its
     process to end once it is disconnected, `kill_s` once killed.
     """
@@ -142,7 +142,7 @@ class SupervisedChild:
         """Done once it is prepared or ready."""
         self.moved: Callable[[Any], None] = lambda _: None
         """Set by the supervisor: hears each move."""
-        self.heard_s = self._looked_s = clock.monotonic()
+        self.received_s = self._looked_s = clock.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -193,7 +193,7 @@ class SupervisedChild:
 
     def forgive(self, seconds: float, now_s: float) -> None:
         """Leave out seconds in which this process did not look: no child is blamed for them."""
-        self.heard_s = min(self.heard_s + seconds, now_s)
+        self.received_s = min(self.received_s + seconds, now_s)
 
     def check(self) -> None:
         """Kill it if it is silent for too long. A gap between two looks counts as twice `look_s` at most."""
@@ -201,7 +201,7 @@ class SupervisedChild:
         stood_still_s, self._looked_s = now_s - self._looked_s - 2 * self.look_s, now_s
         if stood_still_s > 0:
             self.forgive(stood_still_s, now_s)
-        silent_s = now_s - self.heard_s
+        silent_s = now_s - self.received_s
         if self.process is None or self.over.done():
             return
         limit_s, is_starting = self.answer_s(), self.status is ChildStatus.STARTING
@@ -461,7 +461,7 @@ class Supervisor(Generic[C]):
             await asyncio.wait((starting, child.over), return_when=asyncio.FIRST_COMPLETED)
             starting.cancel()
             await asyncio.wait((starting,))
-            child.heard_s = clock.monotonic()
+            child.received_s = clock.monotonic()
             error = None if starting.cancelled() else starting.exception()
             if error is not None and not child.over.done():
                 if not isinstance(error, OSError):

@@ -94,7 +94,7 @@ class Lateness:
     under overload every dip admits a crowd. Rare answers count more, so that what was learned is forgotten in seconds,
     however few they are. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
     `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
-    will teach this estimate; `heard_s`: time of the last answer.
+    will teach this estimate; `answered_s`: time of the last answer.
     """
 
     _MEAN_RATE = 1 / 32
@@ -104,7 +104,7 @@ class Lateness:
     _FAR = 4.0
 
     def __init__(self) -> None:
-        self.admitted_s = self._aged_s = self.heard_s = -math.inf
+        self.admitted_s = self._aged_s = self.answered_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
         self.seconds = 0.0
@@ -115,8 +115,8 @@ class Lateness:
         """
         most_s = max(self._CREDIBLE * self._deviation_s, self._ALWAYS_CREDIBLE_S)
         off_s = min(seconds - self._mean_s, most_s)
-        rate = max(self._MEAN_RATE, min((now - self.heard_s) / RARE_S, MOST_RATE))
-        self.heard_s = self._aged_s = now
+        rate = max(self._MEAN_RATE, min((now - self.answered_s) / RARE_S, MOST_RATE))
+        self.answered_s = self._aged_s = now
         self._deviation_s += 2 * rate * (min(abs(off_s), most_s) - self._deviation_s)
         self._mean_s += rate * off_s
         self._learned()
@@ -295,13 +295,13 @@ class Queue(Generic[T]):
         for lateness, (seconds, alone) in late_s.items():
             lateness.learn(seconds, answered_s, alone=alone)
 
-    def lateness_of(self, priority: int, client: str, *, heard: bool = False) -> Lateness:
-        """Return the lateness for the next request of a client at this priority. `heard`: of its kind, or of the next
-        kind with fewer requests ahead that has heard an answer.
+    def lateness_of(self, priority: int, client: str, *, answered: bool = False) -> Lateness:
+        """Return the lateness for a client's next request at this priority. `answered`: of its kind, or of the next
+        kind with fewer requests ahead that has had an answer.
         """
         behind = self.turns.get(client, NOTHING)[0]
         lateness = self._lateness(priority, behind)
-        while heard and behind and lateness.heard_s == -math.inf:
+        while answered and behind and lateness.answered_s == -math.inf:
             behind >>= 1
             lateness = self._lateness(priority, behind)
         return lateness

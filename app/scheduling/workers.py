@@ -48,7 +48,7 @@ class BatchLatencies:
         """Images a second in batches of the fastest size."""
         self.most = self.sizes[-1]
         """Largest size that was usable when `ceiling` was asked last."""
-        self._heard_s = self._aged_s = -math.inf  # Time of the last batch; of the last batch or `age`.
+        self._observed_s = self._aged_s = -math.inf  # Time of the last batch; of the last batch or `age`.
         self._usable = len(self.sizes)
         self._limited_until_s = 0.0
         self._limited_for_s = _CEILING_S
@@ -67,10 +67,10 @@ class BatchLatencies:
         self.least_s = min(self.least_s, max(seconds, self.seconds[size] / _CREDIBLE))
         # The other sizes sink towards their measured share of this one, so that a size that stalled is tried again.
         scale = self.seconds[size] / self._measured[size]
-        drift = max(_DRIFT, min((now - self._heard_s) / RARE_S, MOST_RATE))
+        drift = max(_DRIFT, min((now - self._observed_s) / RARE_S, MOST_RATE))
         for other in self.sizes:
             self.seconds[other] -= drift * max(0.0, self.seconds[other] - self._measured[other] * scale)
-        self._heard_s = self._aged_s = now
+        self._observed_s = self._aged_s = now
         self._rated()
 
     def age(self, now: float, period_s: float) -> bool:
@@ -342,7 +342,7 @@ def expected_s(
             first_s = last_s(timelines, ahead + images, round(queue.usual))
         by_queue_s = first_s
     by_queue_s = max(by_queue_s, ready_s + own_s)
-    return by_queue_s, by_queue_s + queue.lateness_of(priority, client, heard=True).seconds
+    return by_queue_s, by_queue_s + queue.lateness_of(priority, client, answered=True).seconds
 
 
 def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> float | None:
@@ -378,11 +378,11 @@ def probe_s(workers: Serving[T]) -> float:
 
 
 def age(queue: Queue[T], workers: Serving[T], asked: Reservation, now: float) -> bool:
-    """Let estimates forget that refuse a request and have heard nothing: time alone may have made them wrong. Return
+    """Let estimates forget that refuse a request and have had no answer: time alone may have made them wrong. Return
     True if one did.
     """
     every_s = probe_s(workers)
-    aged = queue.lateness_of(asked.priority, asked.client, heard=True).age(now, every_s)
+    aged = queue.lateness_of(asked.priority, asked.client, answered=True).age(now, every_s)
     for worker, latencies in workers:
         if not any(batch.model == asked.model for batch in worker.batches.values()):
             aged = latencies.age(now, every_s) or aged

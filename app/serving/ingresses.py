@@ -29,14 +29,12 @@ from app.link_messages import (
     INLINE_BYTES,
     Ask,
     Asked,
-    Calm,
     Cancel,
-    Carry,
     Closed,
+    CounterDeltas,
     Draining,
     EncodedAt,
     End,
-    Gained,
     Here,
     IngressBegin,
     IngressReady,
@@ -48,13 +46,15 @@ from app.link_messages import (
     NewModels,
     NewShares,
     Reserve,
-    SaidError,
+    SentError,
     Serves,
     Submit,
     ToOwner,
+    Tunnelled,
+    Uncongested,
     found,
 )
-from app.observability.gained import add
+from app.observability.counter_deltas import add
 from app.observability.metrics import Metrics
 from app.processes.arena import open_blocks, sealed_memory
 from app.processes.channel import DescriptorLostError
@@ -74,8 +74,8 @@ _ANSWER_S, _START_S = 5.0, 30.0
 """Silence after which an ingress is ended: one that is ready, and one that starts."""
 _TICK_S = 0.05
 _END_S = 7.0
-_CALM_SHARE, _CALM_S = 0.5, 0.2
-"""Share of a queue and seconds to an answer: a model is calm if so much of its queue is free and it answers so soon."""
+_UNCONGESTED_SHARE, _UNCONGESTED_S = 0.5, 0.2
+"""Share of a queue and seconds to an answer: of an uncongested model so much is free, and it answers so soon."""
 
 OWNERS_SHARE = 0.5
 """Owner's share of the bytes that requests may hold. The ingresses divide the rest."""
@@ -101,7 +101,7 @@ _FEW_CORES, _CORES_EACH, _MOST = 4, 5, 4
 
 
 @dataclass(slots=True)
-class _FarRoom:
+class _IngressRoom:
     """Room of an ingress; if it was refused, `room` is None. `left`: tokens that may still come."""
 
     room: Room | None
@@ -113,16 +113,16 @@ class _FarRoom:
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """Client's connection at an ingress. It counts until the ingress, and a server that carries it, have let go."""
+    """Client's connection at an ingress. It counts until the ingress, and a server that serves it too, have let go."""
 
     address: str
     give: Callable[[], None]
     holders: int = 1
 
-    def carry(self) -> None:
+    def tunnel(self) -> None:
         """Let the owner serve it, too. Raises ValueError the second time."""
         if self.holders != 1:
-            raise ValueError("a connection is carried twice")
+            raise ValueError("a connection is tunnelled twice")
         self.holders = 2
 
     def end(self) -> None:
@@ -131,7 +131,7 @@ class _Connection:
             self.give()
 
 
-class _Far(SpawnedChild):
+class _RemoteIngress(SpawnedChild):
     """One ingress process. `connections`: by number, at most `room`."""
 
     end_s = 0.0
@@ -141,7 +141,7 @@ class _Far(SpawnedChild):
         self.start_s = _START_S
         self._of, self._link = of, of.link()
         self._link.connect(self._replied)
-        self._rooms: dict[int, _FarRoom] = {}
+        self._rooms: dict[int, _IngressRoom] = {}
         self._tokens: dict[int, int] = {}  # The index of its model.
         self.connections: dict[int, _Connection] = {}
         self.room = 0
@@ -151,7 +151,7 @@ class _Far(SpawnedChild):
         self._objects = {form.index: form.model for form in of.forms}
         self._latest = {form.index: form.index for form in of.forms}
         self._serves = dict(self._latest)
-        self._calm: tuple[int, ...] = ()
+        self._uncongested: tuple[int, ...] = ()
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
         self._unsaid = -1  # The models that it is told of, once it has begun.
@@ -163,7 +163,7 @@ class _Far(SpawnedChild):
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
         environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
         begin = Begin(self.name, in_bytes(environment), style, module_path(), bare=True, program=_PROGRAM)
-        self.connect(*await spawn(begin, forks=True), ToOwner, self._heard, most_bytes_per_s=_BYTES_PER_S)
+        self.connect(*await spawn(begin, forks=True), ToOwner, self._received, most_bytes_per_s=_BYTES_PER_S)
 
     def disconnect(self) -> None:
         super().disconnect()
@@ -188,12 +188,12 @@ class _Far(SpawnedChild):
         if self.cause is not Cause.STOPPED:
             self._of.metrics.ingress_restarts.inc()
 
-    def tell(self, calm: tuple[int, ...]) -> None:
-        """Send it what has changed: calm models, traffic shares, draining, and models."""
+    def tell(self, uncongested: tuple[int, ...]) -> None:
+        """Send it what has changed: uncongested models, traffic shares, draining, and models."""
         administration, say = self._of.administration, self.talk.say
-        if calm != self._calm:
-            self._calm = calm
-            say(Calm(calm))
+        if uncongested != self._uncongested:
+            self._uncongested = uncongested
+            say(Uncongested(uncongested))
         if administration.traffic != self._traffic:
             self._traffic = {name: dict(shares) for name, shares in administration.traffic.items()}
             say(NewShares(self._traffic))
@@ -206,8 +206,8 @@ class _Far(SpawnedChild):
                 self._serves[form.index] = number
                 say(Serves({form.index: number}))
 
-    def _heard(self, message: ToOwner) -> None:
-        self.heard_s = clock.monotonic()
+    def _received(self, message: ToOwner) -> None:
+        self.received_s = clock.monotonic()
         match message:
             case Submit():
                 self._submit(message)
@@ -222,16 +222,16 @@ class _Far(SpawnedChild):
                 try:
                     self._link.check(self._form(message.model), _terms(message))
                 except ServiceError as error:
-                    refusal = SaidError.of(error)
+                    refusal = SentError.of(error)
                 self.talk.say(Asked(message.token, refusal))
             case Cancel():
                 self._rooms[message.room].terms.recorder.abandoned |= message.abandoned
                 self._link.cancel(message.token)
             case Closed():
                 self.connections.pop(message.connection).end()
-            case Carry():
-                self._carry(message)
-            case Gained():
+            case Tunnelled():
+                self._tunnel(message)
+            case CounterDeltas():
                 self._of.counted(message.content)
             case IngressReady():
                 self._memory, self.room = open_blocks(self.talk.take_descriptor()), message.connections
@@ -242,15 +242,15 @@ class _Far(SpawnedChild):
                     models, self._unsaid = self._unsaid, -1
                     self.talk.say(self._of.begin, descriptor=models)
 
-    def _carry(self, message: Carry) -> None:
+    def _tunnel(self, message: Tunnelled) -> None:
         connection = self.connections[message.connection]
-        connection.carry()
+        connection.tunnel()
         try:
             end = socket.socket(fileno=self.talk.take_descriptor())
         except DescriptorLostError:  # Its client hears that it has ended, as the other end is closed.
             connection.end()
         else:
-            self._of.carry(end, connection.address, message.encrypted, connection.end)
+            self._of.tunnel(end, connection.address, message.encrypted, connection.end)
 
     def _form(self, index: int) -> ModelPool:
         if not 0 <= index < self._step:
@@ -266,37 +266,37 @@ class _Far(SpawnedChild):
         logs.request_id.set(message.request_id)
         room = refusal = None
         try:
-            if self._link.refusing:  # For a calm model the ingress has not asked.
+            if self._link.refusing:  # For an uncongested model the ingress has not asked.
                 self._link.check(form, terms)
             room = self._link.reserve(form, message.count, terms)
         except ServiceError as error:
             refusal = error
-        self._rooms[message.room] = _FarRoom(room, refusal, terms, message.count, message.request_id)
+        self._rooms[message.room] = _IngressRoom(room, refusal, terms, message.count, message.request_id)
 
     def _submit(self, message: Submit) -> None:
-        far, tokens = self._rooms[message.room], message.tokens
-        far.left -= len(tokens)
-        if far.left < 0 or message.position < 0 or len({*tokens} - self._tokens.keys()) < len(tokens):
+        held, tokens = self._rooms[message.room], message.tokens
+        held.left -= len(tokens)
+        if held.left < 0 or message.position < 0 or len({*tokens} - self._tokens.keys()) < len(tokens):
             raise ValueError(f"room {message.room} has no place for {tokens}")
-        if far.room is None:
-            assert far.refusal is not None
+        if held.room is None:
+            assert held.refusal is not None
             for token in tokens:
-                self.talk.say(ItemFailed(token, SaidError.of(far.refusal)))
+                self.talk.say(ItemFailed(token, SentError.of(held.refusal)))
             return
         options = message.options or message.tensor_options
         content = found(message.content, self._memory)
         wanted = len(message.content.regions) if isinstance(message.content, EncodedAt) else 0
         if options is None or len(tokens) != max(1, wanted):
             raise ValueError(f"{len(tokens)} tokens came for {max(1, wanted)} items")
-        logs.request_id.set(far.request_id)
+        logs.request_id.set(held.request_id)
         for token in tokens:
-            self._tokens[token] = far.room.served.index
-        self._link.submit(far.room, tokens, content, options, message.position)
+            self._tokens[token] = held.room.served.index
+        self._link.submit(held.room, tokens, content, options, message.position)
 
     def _replied(self, token: int, reply: Reply) -> None:
         index = self._tokens.pop(token)
         if not isinstance(reply, Result):
-            self.talk.say(ItemFailed(token, SaidError.of(reply)))
+            self.talk.say(ItemFailed(token, SentError.of(reply)))
             return
         arrays, batch = reply.arrays, reply.batch
         parts, descriptor = [each.tobytes() for each in arrays or ()], -1
@@ -354,32 +354,33 @@ class Ingresses:
         administration: ServiceAdministration,
         metrics: Metrics,
         begin: IngressBegin,
-        carry: Callable[[socket.socket, str, bool, Callable[[], None]], None],
+        tunnel: Callable[[socket.socket, str, bool, Callable[[], None]], None],
         names: Iterable[str] = (),
     ) -> None:
-        """Prepare `count` ingresses. `link`: makes one more link; `begin`: the first message to each; `carry`: serves a
+        """Prepare `count` ingresses. `link`: makes a link; `begin`: the first message to each; `tunnel`: serves a
         connection that no ingress can, with a socket's end, the client's address, whether it speaks TLS, and a callback
         for its end; `names`: allowed model labels beside models.
         """
         self.forms = [*fleet.models.values()]
-        self.administration, self.carry = administration, carry
+        self.administration, self.tunnel = administration, tunnel
         self.link, self.begin, self.metrics = link, begin, metrics
         self._count, self._fleet = count, fleet
         self._names = frozenset(("", *fleet.models, *names))
         self.most_rooms = max(_ROOMS, _ROOMS_EACH * begin.settings.get("max_connections", 0))
-        self._places: list[Supervisor[_Far]] = []
+        self._places: list[Supervisor[_RemoteIngress]] = []
         self._stopping = False
         self._loop = asyncio.get_running_loop()
         self._connections = 0
         metrics.ingresses_up.set_function(lambda: len(self._ready))
 
     @property
-    def _ready(self) -> list[_Far]:
+    def _ready(self) -> list[_RemoteIngress]:
         return [each.child for each in self._places if each.child.is_ready]
 
     async def start(self) -> None:
         """Start all; return when each was ready once, or could not start. Until then connections are the owner's."""
-        self._places = [Supervisor(partial(_Far, self, number), log, breaks=True) for number in range(self._count)]
+        starts = (partial(_RemoteIngress, self, number) for number in range(self._count))
+        self._places = [Supervisor(start, log, breaks=True) for start in starts]
         self._telling = self._loop.create_task(self._tell())
         await asyncio.wait([each.ready for each in self._places])
 
@@ -392,12 +393,12 @@ class Ingresses:
             address = accepted.getpeername()
         except OSError:  # It has left already.
             address = ""
-        heard_s = clock.monotonic() - 2 * _Far.look_s  # One that is silent may soon be killed.
-        far = min(takes, key=lambda each: (each.heard_s < heard_s, len(each.connections)))
+        received_s = clock.monotonic() - 2 * _RemoteIngress.look_s  # One that is silent may soon be killed.
+        chosen = min(takes, key=lambda each: (each.received_s < received_s, len(each.connections)))
         self._connections += 1
         client = str(address[0]) if isinstance(address, tuple) else ""  # A Unix socket has no address.
-        far.connections[self._connections] = _Connection(client, lost)
-        far.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
+        chosen.connections[self._connections] = _Connection(client, lost)
+        chosen.talk.say(NewConnection(self._connections), descriptor=accepted.detach())
         return True
 
     def counted(self, content: bytes) -> None:
@@ -424,20 +425,21 @@ class Ingresses:
 
     async def _tell(self) -> None:
         while True:
-            calm = () if self.administration.draining else tuple(each.index for each in self.forms if self._calm(each))
+            numbers = (each.index for each in self.forms if self._is_uncongested(each))
+            uncongested = () if self.administration.draining else tuple(numbers)
             for each in self._ready:
-                each.tell(calm)
+                each.tell(uncongested)
             await asyncio.sleep(_TICK_S)
 
-    def _calm(self, form: ModelPool) -> bool:
+    def _is_uncongested(self, form: ModelPool) -> bool:
         name, now_s = form.model.name, clock.monotonic()
         queue = self._fleet.scheduler.queues[name]
-        if queue.depth + queue.reserved > _CALM_SHARE * queue.limit:
+        if queue.depth + queue.reserved > _UNCONGESTED_SHARE * queue.limit:
             return False
         if not self._fleet.readiness.is_served(name):
             return False
         try:
-            self._fleet.scheduler.check(Reservation(name, 1, 0, now_s + _CALM_S), now_s)
+            self._fleet.scheduler.check(Reservation(name, 1, 0, now_s + _UNCONGESTED_S), now_s)
         except (QueueFullError, DeadlineUnreachableError):
             return False
         return True

@@ -69,9 +69,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Opening:
-    """Reader of models. `said`: progress in one sentence; any thread may read it."""
+    """Reader of models. `progress`: how far it is, in one sentence; any thread may read it."""
 
-    said = "the service is starting"
+    progress = "the service is starting"
 
     async def apart(self, settings: Settings, model: str = "") -> tuple[list[Model], Choice | None]:
         """Read the models and choose the devices, as data, in a process that has torch; or read one `model` alone.
@@ -87,7 +87,7 @@ class Opening:
         loop = asyncio.get_running_loop()
         content: tuple[list[Model], Choice | None] = [], None
         read = reader(Opened | Refused | str)
-        heard: asyncio.Future[Opened | Refused] = loop.create_future()
+        received: asyncio.Future[Opened | Refused] = loop.create_future()
         ended = Refused("", "the process that reads models has ended")
         style = settings.log_level, settings.log_format
         begin = Begin("MainProcess", in_bytes(os.environ), style, module_path(), program=_PROGRAM)
@@ -97,21 +97,21 @@ class Opening:
             try:
                 for answer in chain.from_iterable(map(read, channel.receive())):
                     if isinstance(answer, str):
-                        self.said = answer
-                    elif not heard.done():
-                        heard.set_result(answer)
+                        self.progress = answer
+                    elif not received.done():
+                        received.set_result(answer)
             except (EOFError, OSError, ChannelError, msgspec.DecodeError):
                 loop.remove_reader(channel.fileno())
-                if not heard.done():
-                    heard.set_result(ended)
+                if not received.done():
+                    received.set_result(ended)
 
         loop.add_reader(channel.fileno(), readable)
         try:
             given = settings.model_dump(mode="json", include=_ASKED & settings.model_fields_set)
-            with contextlib.suppress(BrokenPipeError):  # It has ended already, which is heard next.
+            with contextlib.suppress(BrokenPipeError):  # It has ended already, which is seen next.
                 channel.send(to_packet((Wanted(given, model),)))
             channel.flush_in(loop)  # A large environment does not fit into the socket at once.
-            answer = await heard
+            answer = await received
             if answer is ended and await child.ends_within(_END_S):
                 answer = Refused(ended.kind, f"{ended.reason}, exit code {child.exited.result()}")
             elif isinstance(answer, Opened):
@@ -132,9 +132,9 @@ class Opening:
         return content
 
     def models(
-        self, settings: Settings, only: str = "", *, said: Callable[[str], None] = lambda _: None
+        self, settings: Settings, only: str = "", *, progress: Callable[[str], None] = lambda _: None
     ) -> list[Model]:
-        """Read all models of `--models`; download missing files. `said`: hears the progress.
+        """Read all models of `--models`; download missing files. `progress`: gets the same sentences.
 
         `only`: the one model to read again, for a service that runs: it downloads nothing. Raises ModelError, which has
         a line for each of several models that cannot be read.
@@ -156,8 +156,8 @@ class Opening:
         read: list[str] = []
 
         def say(text: str) -> None:
-            self.said = text
-            said(text)
+            self.progress = text
+            progress(text)
 
         def here(spec: ModelSpec) -> ModelSpec:
             found = fetched(spec, settings.weights_dir, allow_download=not only)
@@ -226,7 +226,7 @@ def main(channel: Channel, messages: list[bytes]) -> None:
 
 def _found(question: Wanted, say: Callable[[str], None]) -> tuple[Opened, int]:
     settings, before = Settings(**question.settings), dict(os.environ)
-    models = Opening().models(settings, question.model, said=say)
+    models = Opening().models(settings, question.model, progress=say)
     choice = None if question.model else chosen(settings).as_data()
     changed = dict(os.environ.items() - before.items())
     content = write_packed(([described(each) for each in models], choice), "anychip-models")

@@ -162,7 +162,7 @@ class Service:
         return link
 
     def made_ingresses(
-        self, count: int, carry: Callable[[socket.socket, str, bool, Callable[[], None]], None]
+        self, count: int, tunnel: Callable[[socket.socket, str, bool, Callable[[], None]], None]
     ) -> Ingresses:
         """Return ingresses in processes of their own (app.serving.ingresses)."""
         forms = [*self.fleet.models.values()]
@@ -181,7 +181,7 @@ class Service:
             administration=self.administration,
             metrics=self.metrics,
             begin=begin,
-            carry=carry,
+            tunnel=tunnel,
             names=self.link.cascades,
         )
 

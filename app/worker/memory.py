@@ -57,9 +57,9 @@ _SUSPECT_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The rung to climb now, and why."""
+    """The release level to apply now, and why."""
 
-    rung: int
+    release: int
     trigger: Trigger
 
 
@@ -81,7 +81,7 @@ class Guard:
     leak_bytes_per_batch = 1024
     """Growth after releases from which a worker leaks."""
     budget_s, cooldown_s = 0.1, 5.0
-    """Time between two batches after which no further rung begins, and least time between two releases."""
+    """Time between two batches after which no further release level begins, and least time between two releases."""
 
     def __init__(self, policy: Policy, start: Stats, now_s: float, *, shared: bool) -> None:
         """Begin at `start`, the level after warm-up. `shared`: the device's memory is the host's; others add to it."""
@@ -130,25 +130,25 @@ class Guard:
         return None if pressing is None else Step(COLLECT, pressing)
 
     def released(self, step: Step, level: Stats, now_s: float, cost_s: float) -> Step | None:
-        """Return the rung that follows one that took `cost_s` and left `level`; None for now."""
+        """Return the release level that follows one that took `cost_s` and left `level`; None for now."""
         self._spent_s += cost_s
         self._gap_s += cost_s
         if not self._needed(step.trigger, level):
             self._end(step.trigger, level, now_s)
             return None
-        if step.rung == COLLECT:
+        if step.release == COLLECT:
             following = Step(CACHE, step.trigger)
-        elif step.rung == CACHE and self._leaks(step.trigger, level):
+        elif step.release == CACHE and self._leaks(step.trigger, level):
             following = Step(HAND_OVER, step.trigger)
         else:
             self._end(step.trigger, level, now_s)
             return None
         # Asking for a hand-over costs nothing.
-        if following.rung != HAND_OVER and self._gap_s >= self.budget_s:
+        if following.release != HAND_OVER and self._gap_s >= self.budget_s:
             self._pending = following
             self._look_s = now_s
             return None
-        if following.rung == HAND_OVER:
+        if following.release == HAND_OVER:
             self._end(step.trigger, level, now_s)
         return following
 
@@ -276,9 +276,9 @@ class MemoryWatch:
         if step is None:
             return
         report = Released(step.trigger, {}, {})
-        while step is not None and step.rung != HAND_OVER:
+        while step is not None and step.release != HAND_OVER:
             started_s = time.monotonic()
-            level = self._climb(step, level, report)
+            level = self._apply(step, level, report)
             now_s = time.monotonic()
             step = self.guard.released(step, level, now_s, now_s - started_s)
         if report.returned:
@@ -288,10 +288,10 @@ class MemoryWatch:
             send(HandOver(step.trigger))
 
     def release(self) -> Released:
-        """Climb both release rungs of the guard, as an operator asks for it. Raises DeviceLostError."""
+        """Apply both release levels of the guard, as an operator asks for it. Raises DeviceLostError."""
         report, level = Released("request", {}, {}), self._level()
-        for rung in (COLLECT, CACHE):
-            level = self._climb(Step(rung, "batches"), level, report)
+        for release in (COLLECT, CACHE):
+            level = self._apply(Step(release, "batches"), level, report)
         return report
 
     def make_room(self) -> bool:
@@ -314,11 +314,11 @@ class MemoryWatch:
         known = {name: figure for name, figure in telemetry.items() if isfinite(figure)}
         return replace(self._level(), telemetry=known, fallbacks=dict(fallback_counts()))
 
-    def _climb(self, step: Step, before: Stats, report: Released) -> Stats:
-        """Climb a rung, and report what it returned; return the level left. Raises DeviceLostError."""
+    def _apply(self, step: Step, before: Stats, report: Released) -> Stats:
+        """Apply a release level, and report what it returned; return the level left. Raises DeviceLostError."""
         counted = 0
         try:
-            if step.rung == COLLECT:
+            if step.release == COLLECT:
                 gc.collect()
             else:
                 counted = self._backend.release_cache(self._device)
@@ -326,11 +326,11 @@ class MemoryWatch:
         except DeviceLostError:
             raise
         except BackendError:
-            log.exception("rung %d of the memory guard failed", step.rung)
+            log.exception("release level %d of the memory guard failed", step.release)
         level = self._level()
-        device = max(0, before.used - level.used) if step.rung == COLLECT else counted
-        report.returned[step.rung], report.host[step.rung] = device, max(0, before.resident - level.resident)
-        log.debug("rung %d for %s returned %d bytes of the device", step.rung, step.trigger, device)
+        device = max(0, before.used - level.used) if step.release == COLLECT else counted
+        report.returned[step.release], report.host[step.release] = device, max(0, before.resident - level.resident)
+        log.debug("release level %d for %s returned %d bytes of the device", step.release, step.trigger, device)
         return level
 
     def _level(self) -> Stats:

@@ -33,7 +33,7 @@ BEAT_INTERVAL_S = 0.5
 LARGEST_BATCH = 128
 """Largest batch that is tried where batches grow."""
 COLLECT, CACHE, HAND_OVER = 1, 2, 3
-"""Rungs of the memory guard: drop references and collect; the vendor's caches; another worker in place of this one."""
+"""Release levels: drop references and collect; the vendor's caches; another worker in place of this one."""
 Policy: TypeAlias = Literal["off", "auto"] | int | float
 """Policy of the memory guard: auto, and after so many batches (int), or over a share of the device (float)."""
 DEVICE_RATIO = 0.85
@@ -208,8 +208,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Report of released memory, by rung (app.worker.memory). `returned`: the device's bytes; `host`: what the worker's
-    resident set lost meanwhile.
+    """Report of released memory, by level (app.worker.memory). `returned`: the device's bytes; `host`: what its
+    worker lost of its resident set meanwhile.
     """
 
     trigger: Literal[Trigger, "request", "out_of_memory"]

@@ -434,7 +434,7 @@ ROWS: dict[str, list[Panel]] = {
                 ),
             },
             "Bps",
-            "By rungs of the memory guard.",
+            "By release levels of the memory guard.",
         ),
         Panel(
             "Host memory of workers",

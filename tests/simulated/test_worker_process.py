@@ -43,7 +43,7 @@ class Watched:
         self.said = []
         self.owner = owner(
             worker_ready=lambda worker: self.said.append("ready"),
-            worker_said=lambda worker, message: self.messages.put_nowait(message),
+            worker_reported=lambda worker, message: self.messages.put_nowait(message),
             worker_computed=lambda worker, done, results: self.messages.put_nowait((done, results)),
             worker_retires=lambda worker: self.said.append("retiring"),
             worker_gone=lambda worker, reason: self.said.append("gone"),

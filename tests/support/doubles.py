@@ -100,7 +100,7 @@ def plan_of(*models: Any, **more: Any) -> WorkerPlan:
 
 
 def owner(**handled: Callable[..., None]) -> Any:
-    """Return an owner of workers; what is not given does nothing. `worker_said=…`, and others of Owner."""
+    """Return an owner of workers; what is not given does nothing. `worker_reported=…`, and others of Owner."""
     names = [name for name in vars(Owner) if name.startswith("worker_")]
     return SimpleNamespace(**{name: handled.get(name, lambda *_: None) for name in names})
 
@@ -318,7 +318,7 @@ def hear(fleet: Any, worker: Worker, message: Any) -> None:
     if isinstance(message, tuple):
         fleet.worker_computed(worker, *message)
     else:
-        fleet.worker_said(worker, message)
+        fleet.worker_reported(worker, message)
 
 
 def free_slots(fleet: Any) -> int:

@@ -101,8 +101,8 @@ no time is left for an answer's way back to the client
 app/decoding/pool.py
 test_decode_pool.py::test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_images
 a pause is charged to the model whose image was being decoded
--taken_s = min(now_s - max(image.sent_s, decoder.heard_s), credible_s)
-+taken_s = now_s - max(image.sent_s, decoder.heard_s)
+-taken_s = min(now_s - max(image.sent_s, decoder.received_s), credible_s)
++taken_s = now_s - max(image.sent_s, decoder.received_s)
 test_decode_pool.py::test_what_would_come_too_late_is_not_decoded_where_others_wait
 what would come too late is decoded all the same
 -if self._queue.waiting and self._is_hopeless(decoder, image, now_s):
@@ -305,7 +305,7 @@ test_counts.py::test_images_under_way_are_those_of_all_requests_that_have_not_en
 of a request that has ended one image is no longer under way
 -        self.served.images -= self.images
 +        self.served.images -= 1
-app/observability/gained.py
+app/observability/counter_deltas.py
 test_link.py::test_what_an_ingress_has_counted_is_told_soon_and_added_once
 what an ingress has counted is added twice
 -                    child.reset()

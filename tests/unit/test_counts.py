@@ -192,7 +192,7 @@ class OnDemand:
             for message in [each for each in worker.sent if isinstance(each, kind)]:
                 worker.sent.remove(message)
                 answer = ModelUnloaded(message.model) if kind is UnloadModel else loaded(message.model)
-                self.residents.heard(worker, answer)
+                self.residents.received(worker, answer)
 
 
 def loaded(model):
@@ -231,10 +231,10 @@ async def test_a_load_that_fails_is_counted_and_those_who_wait_for_it_are_refuse
     demand.ask("a")
     await turns()
     first, second = demand.workers.values()
-    demand.residents.heard(first, NotLoaded(0, "the file is gone"))
+    demand.residents.received(first, NotLoaded(0, "the file is gone"))
     assert demand.moved() == {"model_loads a failed": 1}
     assert demand.refused == ["a"]
-    demand.residents.heard(second, loaded(0))
+    demand.residents.received(second, loaded(0))
     await turns()
     assert demand.moved() == {"model_loads a failed": 1}, "it was never there"
 

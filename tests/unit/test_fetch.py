@@ -177,7 +177,7 @@ def test_a_service_fetches_when_it_starts_and_never_again(double: Hub, tmp_path:
         opening.Opening().models(settings, "dogs")
     assert double.asked == []
     said: list[str] = []
-    [model] = opening.Opening().models(settings, said=said.append)
+    [model] = opening.Opening().models(settings, progress=said.append)
     assert (model.name, model.weights) == ("dogs", "dogs.safetensors")
     assert said[0] == "dogs is fetched; 1 models are still to be read"
     asked = len(double.asked)

@@ -44,7 +44,7 @@ def hands_over(watch, level_after):
         level, now_s = level_after(10 * turn), 1000.0 * turn
         step = watch.look(level, now_s, 0.0)
         while step is not None:
-            if step.rung == HAND_OVER:
+            if step.release == HAND_OVER:
                 return True
             step = watch.released(step, level, now_s, 0.001)
     return False
@@ -112,23 +112,23 @@ def test_whatever_happens_rungs_come_in_order_within_budget_and_after_the_cool_d
             continue
         step = watch.look(before, now_s, 0.0)
         gap_s = 0.0
-        if step is not None and step.rung == COLLECT:
+        if step is not None and step.release == COLLECT:
             assert last in (None, CACHE, HAND_OVER, COLLECT)
             if ended_s is not None:
                 assert now_s >= ended_s + watch.cooldown_s - 1e-6
             spent_s = 0.0
         while step is not None:
-            level = {COLLECT: collected, CACHE: released}.get(step.rung, released)
-            if step.rung == HAND_OVER:
+            level = {COLLECT: collected, CACHE: released}.get(step.release, released)
+            if step.release == HAND_OVER:
                 assert last == CACHE
                 assert not (shared and step.trigger == "device")
                 assert step.trigger in ("device", "resident")
                 last = HAND_OVER
                 break
-            assert step.rung == COLLECT or last == COLLECT
-            assert gap_s < watch.budget_s  # No rung begins once the time is spent.
-            cost_s = first_s if step.rung == COLLECT else second_s
-            now_s, gap_s, spent_s, last, ended_s = now_s + cost_s, gap_s + cost_s, spent_s + cost_s, step.rung, None
+            assert step.release == COLLECT or last == COLLECT
+            assert gap_s < watch.budget_s  # No release level begins once the time is spent.
+            cost_s = first_s if step.release == COLLECT else second_s
+            now_s, gap_s, spent_s, last, ended_s = now_s + cost_s, gap_s + cost_s, spent_s + cost_s, step.release, None
             step = watch.released(step, level, now_s, cost_s)
         if last is not None and watch._pending is None and spent_s and ended_s is None:
             ended_s = now_s

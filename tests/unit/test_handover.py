@@ -249,8 +249,8 @@ async def test_a_worker_is_believed_that_it_has_loaded_its_own_models_on_its_own
     worker = Worker(models=(MODEL, None), starts=True)
     for index in (-1, 1, 2):
         with pytest.raises(ChannelError, match="none of its own"):
-            worker._heard(loaded_as("null", {1: 0.1}, model=index))
+            worker._received(loaded_as("null", {1: 0.1}, model=index))
     report = loaded_as("null", {1: 0.1})
     report.device = "another:0"
-    worker._heard(report)
+    worker._received(report)
     assert {index: on.device for index, on in worker.loaded.items()} == {0: "null:0"}

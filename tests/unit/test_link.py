@@ -27,12 +27,11 @@ from app.link_messages import (
     ArrayAt,
     Ask,
     Cancel,
-    Carry,
     Closed,
+    CounterDeltas,
     EncodedAt,
     End,
     FrameAt,
-    Gained,
     Here,
     IngressBegin,
     IngressReady,
@@ -44,8 +43,9 @@ from app.link_messages import (
     Serves,
     Submit,
     ToIngress,
+    Tunnelled,
 )
-from app.observability.gained import Counted, gained
+from app.observability.counter_deltas import Counted, counter_deltas
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import STAGES, Duration, ModelStatistics
 from app.processes.arena import ROOM, Blocks
@@ -140,7 +140,7 @@ class Ingress:
 
     def _hear(self, message):
         self.heard.append(message)
-        self.link.heard(message)
+        self.link.received(message)
 
     def reserve(self, count=1, lasts_s=60.0, model=0, **terms):
         return self.link.reserve(self.forms[model], count, Terms(clock.monotonic() + lasts_s, **terms))
@@ -170,7 +170,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
             made.append(Submissions(tables_of(fleet), fleet, decoders, reads_pixels=decoders is not None))
             return made[-1]
 
-        fleet.carried = []
+        fleet.tunnelled = []
         fleet.administration = SimpleNamespace(draining=False, traffic={})
         settings = {"log_level": "info", "log_format": "text", "trace_endpoint": ""}
         owner = Ingresses(
@@ -180,7 +180,7 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
             administration=fleet.administration,
             metrics=fleet._metrics,
             begin=IngressBegin(settings, {}, len(models), (-1,) * len(models), False, 0.5),
-            carry=lambda *carried: fleet.carried.append(carried),
+            tunnel=lambda *tunnelled: fleet.tunnelled.append(tunnelled),
         )
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(ingresses_module, "spawn", spawn)
@@ -370,7 +370,7 @@ async def test_what_an_ingress_has_counted_is_told_soon_and_added_once(monkeypat
 
         def tell():
             ingress.counted.append(1)
-            ingress.talk.say(Gained(gained(ingress.metrics, statistics)))
+            ingress.talk.say(CounterDeltas(counter_deltas(ingress.metrics, statistics)))
 
         ingress.link.on_counted = tell
         moved = counting(fleet._metrics)
@@ -452,8 +452,8 @@ async def test_a_connection_is_for_the_ingress_with_the_fewest_and_is_given_back
 async def test_an_ingress_that_does_not_answer_gets_no_new_connections():
     async with linked(ingresses=2) as fleet:
         silent, other = fleet.ingresses._ready
-        other.heard_s = clock.monotonic()
-        silent.heard_s = other.heard_s - 2 * silent.look_s - 1
+        other.received_s = clock.monotonic()
+        silent.received_s = other.received_s - 2 * silent.look_s - 1
         theirs = []
         for _ in range(3):
             ours, end = socket.socketpair()
@@ -474,10 +474,10 @@ async def test_a_connection_that_is_carried_has_the_address_that_the_owner_saw_a
             [new] = fleet.ingress.told(NewConnection)
             with socket.socket(fileno=fleet.ingress.talk.take_descriptor()):
                 ours, theirs = socket.socketpair()
-                fleet.ingress.talk.say(Carry(new.connection, False), descriptor=theirs.detach())
+                fleet.ingress.talk.say(Tunnelled(new.connection, False), descriptor=theirs.detach())
                 await turns()
         ours.close()
-        [(end, address, encrypted, ended)] = fleet.carried
+        [(end, address, encrypted, ended)] = fleet.tunnelled
         assert (address, encrypted) == ("127.0.0.1", False)
         fleet.ingress.talk.say(Closed(new.connection))
         await turns()
@@ -547,7 +547,7 @@ SECONDS = [0] * len(Metrics().request_seconds.labels("m").counts)
 
 def counted(*counters, series=(), statistics=None, clients=None):
     of_models = {"m": ModelStatistics(**statistics)} if statistics else {}
-    return Gained(msgspec.msgpack.encode(Counted(list(counters), list(series), of_models, clients or {})))
+    return CounterDeltas(msgspec.msgpack.encode(Counted(list(counters), list(series), of_models, clients or {})))
 
 
 LIES = {
@@ -573,7 +573,7 @@ LIES = {
     "leaving what it has not": [Leave(1)],
     "cancelling what it has not": [Cancel(1, 1, True)],
     "the end of what it has not": [Closed(1)],
-    "counts that are none": [Gained(b"junk")],
+    "counts that are none": [CounterDeltas(b"junk")],
     "a model that nobody serves": [counted(("requests", ("other", "OK"), 1.0))],
     "a code that there is not": [counted(("requests", ("m", "0" * 10_000), 1.0))],
     "labels of a device": [counted(("out_of_memory", ("m", "null:0"), 1.0))],
@@ -593,7 +593,7 @@ LIES = {
     "a long name of a request": [Reserve(1, 0, 1, FAR, 0, "", "x" * 1000)],
     "a long name, asked": [Ask(1, 0, FAR, 0, "x" * 1000)],
     "a bucket that is not there": [counted(series=[("request_seconds", ("m",), SECONDS, 1.0, {99: ({}, 1.0)})])],
-    "a connection of somebody else": [Carry(9, False)],
+    "a connection of somebody else": [Tunnelled(9, False)],
     "to be ready twice": [IngressReady(1000)],
 }
 

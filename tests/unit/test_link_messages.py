@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.link import Frame, Regions, TensorRow
-from app.link_messages import At, EncodedAt, ItemFailed, SaidError, ToOwner, found, placed
-from app.observability.gained import add, gained
+from app.link_messages import At, EncodedAt, ItemFailed, SentError, ToOwner, found, placed
+from app.observability.counter_deltas import add, counter_deltas
 from app.observability.metrics import Metrics, ModelMetrics
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import ROOM, Blocks, open_blocks
@@ -94,7 +94,7 @@ async def test_who_does_not_read_costs_memory_up_to_a_limit_and_then_the_talk():
     talk, other, theirs = talks(lambda message: None)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for number in range(200_000):
-        talk.say(ItemFailed(number, SaidError("INTERNAL", "x" * 400, None)), 400)
+        talk.say(ItemFailed(number, SentError("INTERNAL", "x" * 400, None)), 400)
         if talk.ended.done():
             break
     assert "does not read" in await talk.ended
@@ -120,9 +120,9 @@ def test_what_two_processes_have_counted_is_what_one_would_have(requests, cut):
     counted(one, mine, requests[:cut])
     counted(other, theirs, requests[cut:])
     counted(alone, whole, requests)
-    content = gained(other, {"m": theirs})
+    content = counter_deltas(other, {"m": theirs})
     add(content, one, {"m": mine}, {"model": ("m",)})
-    add(gained(other, {"m": theirs}), one, {"m": mine}, {"model": ("m",)})  # There is nothing more.
+    add(counter_deltas(other, {"m": theirs}), one, {"m": mine}, {"model": ("m",)})  # There is nothing more.
 
     def near(lines):
         return [(each.rpartition(" ")[0], pytest.approx(float(each.rpartition(" ")[2]))) for each in lines]

@@ -37,7 +37,7 @@ def test_a_missing_operator_is_known_by_every_vendors_words(device_type, error):
 
 
 def test_vendors_own_fallbacks_are_listed_and_other_warnings_stay(monkeypatch):
-    monkeypatch.setattr(operators, "_heard", {})
+    monkeypatch.setattr(operators, "_reported", {})
     said = (
         "CAUTION: The operator 'aten::roll' is not currently supported on the NPU backend and will fall back to run on "
         "the CPU. This may have performance implications.",

@@ -105,7 +105,7 @@ async def test_a_child_that_hangs_is_killed_and_one_that_says_anything_is_not(vi
         first = await supervisor.ready
         for _ in range(20):
             await asyncio.sleep(1.0)
-            first.heard_s = clock.monotonic()
+            first.received_s = clock.monotonic()
         assert first.looks > 10
         await asyncio.sleep(ANSWER_S + 2.0)
         assert "it hung: no answer for" in first.over.result()
@@ -166,7 +166,7 @@ async def test_the_one_that_takes_over_serves_at_once_and_the_old_one_has_time_t
         assert (old.status, new.status, supervisor.child) == (ChildStatus.RETIRING, ChildStatus.READY, new)
         assert await supervisor.ready is new
         for _ in range(59):
-            old.heard_s = clock.monotonic()
+            old.received_s = clock.monotonic()
             await asyncio.sleep(1.0)
         new.kill("it died")
         await turns()
@@ -225,7 +225,7 @@ async def test_nobody_is_blamed_for_time_in_which_this_process_stood_still(virtu
             await turns()
             first.check()
         assert not first.over.done()
-        first.heard_s = clock.monotonic()
+        first.received_s = clock.monotonic()
         assert gone == []
 
 

@@ -238,7 +238,7 @@ class ModelSnapshot(BaseModel):
 
 
 class DeviceSnapshot(BaseModel):
-    """A device; null: it does not report that. `restarts` and `handovers` by reason, `cache_releases` by rung.
+    """A device; null: it does not report that. `restarts` and `handovers` by reason, `cache_releases` by release level.
 
     `healthy` and `throttled` (by reason) are 1 or 0; `memory_errors` by kind. Errors count from the worker's start.
     """

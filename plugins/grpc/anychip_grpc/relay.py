@@ -23,9 +23,9 @@ from urllib.parse import unquote
 from app.access.access import client_of
 from app.errors import ServiceError
 from app.ingress.budget import Budget, Lease
-from app.ingress.carrying import Carried
 from app.ingress.listener import Listener
 from app.ingress.sending import LEAST_BYTES_PER_S, PERIOD_S, SendWatch
+from app.ingress.tunnel import Tunnel
 
 log = logging.getLogger("anychip.rpc")
 
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.core = Carried(self.transport, self.end)
+        self.core = Tunnel(self.transport, self.end)
         self.address = (transport.get_extra_info("peername") or ("",))[0]
         self.client = client_of(self.address)
         self._sending = SendWatch(self.transport)

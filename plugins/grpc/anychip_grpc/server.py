@@ -50,7 +50,7 @@ def watches() -> Budget:
 @contextlib.asynccontextmanager
 async def listening(
     settings: Settings,
-    said: Callable[[], str],
+    progress: Callable[[], str],
     connections: Budget,
     hurry: asyncio.Event,
     tls: Tls | None,
@@ -58,7 +58,7 @@ async def listening(
     """Listen on the port of the settings, and on that of administration if it has its own; yield the function to call
     once there is a service. The entry `grpc` of the group `anychip.transports`.
 
-    `said`: the progress of the start; `connections`: counts them. In a `hurry` it waits for no client. Raises OSError
+    `progress`: how far the start is; `connections`: counts them. In a `hurry` it waits for no client. Raises OSError
     when the port is taken.
     """
     ports: dict[Bind, RpcPort] = {}
@@ -81,7 +81,7 @@ async def listening(
         async def listen(bind: Bind, host: str, port: int, counted: Budget, tls: Tls | None = None) -> None:
             server, relay = grpc.aio.server(options=options), Relay(counted, settings.max_connections)
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            opened = RpcPort(relay, said)
+            opened = RpcPort(relay, progress)
             server.add_generic_rpc_handlers((opened,))
             with relay.core() as core:
                 if tls is not None:
@@ -125,8 +125,8 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
     Requests come as bytes, and those of calls with one message as a stream of one.
     """
 
-    def __init__(self, relay: Relay, said: Callable[[], str]) -> None:
-        self._relay, self._said = relay, said
+    def __init__(self, relay: Relay, progress: Callable[[], str]) -> None:
+        self._relay, self._progress = relay, progress
         self._handlers: dict[str, Any] = {}
         self._opened = asyncio.Event()
 
@@ -170,7 +170,7 @@ class RpcPort(grpc.GenericRpcHandler):  # type: ignore[misc]
         answer = _OPENING.get(path)
         if answer is None:
             trailing = (("code", "NOT_READY"), ("retry-after", "1"))
-            await call.abort(grpc.StatusCode[ERRORS["NOT_READY"].grpc], self._said(), trailing)
+            await call.abort(grpc.StatusCode[ERRORS["NOT_READY"].grpc], self._progress(), trailing)
         await call.write(answer)
         if path == _WATCH:  # Clients reopen an ended stream at once; then the service answers it.
             await self._opened.wait()

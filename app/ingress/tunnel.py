@@ -1,6 +1,6 @@
 """Bytes between a client's connection and the socket of another server of ours.
 
-    client ◄──► its transport ◄──► Carried ◄──► socket ◄──► gRPC's core, or the owner's server
+    client ◄──► its transport ◄──► Tunnel ◄──► socket ◄──► gRPC's core, or the owner's server
 
 Owns: their transfer, with back-pressure both ways. Must not know their meaning.
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import cast
 
 
-class Carried(asyncio.Protocol):
+class Tunnel(asyncio.Protocol):
     """End of the socket towards the server that answers. `transport`: None until it is connected."""
 
     def __init__(self, client: asyncio.Transport, end: Callable[[], None]) -> None:
-        """Carry for a client; `end` sends it the rest, and closes."""
+        """Serve a client; `end` sends it the rest, and closes."""
         self._client, self._end = client, end
         self.transport: asyncio.Transport | None = None
         self._early = b""

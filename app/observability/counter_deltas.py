@@ -1,6 +1,6 @@
 """Counts of an ingress in another process, for the owner to add to its own: its counters never fall.
 
-    its metrics ─► gained: what is not 0, which is 0 then ─► the owner's metrics
+    its metrics ─► counter_deltas: what is not 0, which is 0 then ─► the owner's metrics
 
 A killed process loses what it has counted since its last message, a tenth of a second at most.
 """
@@ -32,7 +32,7 @@ class Counted(msgspec.Struct, array_like=True):
     clients: dict[Annotated[str, msgspec.Meta(max_length=256)], tuple[Count, Count]]
 
 
-def gained(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes:
+def counter_deltas(metrics: Metrics, statistics: Mapping[str, ModelStatistics]) -> bytes:
     """Return the counts since the last call, and reset them."""
     counted = Counted([], [], {}, {})
     for name, row in TABLE.items():
