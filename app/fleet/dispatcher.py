@@ -108,7 +108,7 @@ class Dispatcher:
         tracing: Tracing | None,
         refuse_unless_served: Callable[[str], None],
     ) -> None:
-        """Keep `refuse_unless_served`: it raises NOT_READY if requests for a model are refused."""
+        """Make a dispatcher. `refuse_unless_served`: raises NOT_READY if requests for a model are refused."""
         self._scheduler, self._models, self._workers, self._arena = scheduler, models, workers, arena
         self._metrics, self._tracing, self._refuse_unless_served = metrics, tracing, refuse_unless_served
         self.files = DeviceFiles(models, workers)

@@ -66,7 +66,7 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 
 def settle(parent: int, name: str) -> None:
-    """Settle a fork server: it ignores signals, as the server ends it in order, and it dies with the server."""
+    """Make this process ignore signals, as the server ends its fork servers in order, and die with the server."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(each, signal.SIG_IGN)
     name_process(name)

@@ -66,7 +66,7 @@ class DeviceHooks:
     engines: tuple[type[Engine], ...] = ()
 
     def set_up(self, module: Any) -> None:
-        """Make the calls that set the vendor's software up, after the row's switches; the device is chosen."""
+        """Set the vendor's software up: called once the device is chosen and the switches of its row are set."""
 
     def has_bf16(self, module: Any) -> bool:
         """Return True if the chip has bf16. A vendor's older chips lack it: 910A, 310P, MLU370 and before."""

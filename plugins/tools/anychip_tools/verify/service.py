@@ -104,7 +104,7 @@ def _killed(client: httpx.Client, process: subprocess.Popen[str], model: str) ->
     restarts = _restarts(client)
     with _clients(str(client.base_url), model) as statuses:
         os.kill(victim, signal.SIGKILL)
-        took_s = _until(lambda: _restarts(client) > restarts and _ready(client))
+        took_s = _seconds_until(lambda: _restarts(client) > restarts and _ready(client))
         _until_answers(statuses)
     return _finding("a worker is killed", statuses, took_s)
 
@@ -113,7 +113,7 @@ def _handed_over(client: httpx.Client, process: subprocess.Popen[str], model: st
     before = _workers(process)
     with _clients(str(client.base_url), model) as statuses:
         answer = client.post(f"/v2/repository/models/{model}/load")
-        took_s = _until(lambda: _replaced(before, process) and _ready(client))
+        took_s = _seconds_until(lambda: _replaced(before, process) and _ready(client))
         _until_answers(statuses)
     if answer.status_code != 200:
         return Finding("a hand-over", "FAIL", f"{answer.status_code} {answer.text[:200]}")
@@ -164,10 +164,10 @@ def _restarts(client: httpx.Client) -> int:
 def _until_answers(statuses: Counter[str]) -> None:
     """Wait until one more answer has come, of any status; without one the finding fails by itself."""
     before = statuses.total()
-    _until(lambda: statuses.total() > before)
+    _seconds_until(lambda: statuses.total() > before)
 
 
-def _until(condition: Callable[[], bool]) -> float | None:
+def _seconds_until(condition: Callable[[], bool]) -> float | None:
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < _RECOVERY_LIMIT_S:
         with contextlib.suppress(httpx.HTTPError):
