@@ -179,12 +179,12 @@ async def _serve(
 async def _progress_logged(progress: Callable[[], str]) -> AsyncIterator[None]:
     """Log how far the start is, for as long as the context."""
 
-    async def tell() -> None:
+    async def log_progress() -> None:
         while True:
             await asyncio.sleep(_LOGGED_EVERY_S)
             log.info("%s", progress())
 
-    telling = asyncio.create_task(tell(), name="progress")
+    telling = asyncio.create_task(log_progress(), name="progress")
     try:
         yield
     finally:

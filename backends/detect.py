@@ -126,14 +126,14 @@ def _order(device_type: str) -> dict[str, str]:
 
 def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     """Ask all devices in one child, then those that failed or were not reached, each by a child of its own."""
-    said = _Said(package, device_type, time_limit_s)
-    head, devices = said.head, list(said.devices)
+    answers = _ChildAnswers(package, device_type, time_limit_s)
+    head, devices = answers.head, list(answers.devices)
     if head is None:
-        return Found(error=said.end)
+        return Found(error=answers.end)
     count = head.pop("count")
-    if said.end:
-        devices.append(_silent(said.end))
-    silent = len(devices) - 1 if said.end else -1  # The device at which a child ended or hung is not asked again.
+    if answers.end:
+        devices.append(_silent(answers.end))
+    silent = len(devices) - 1 if answers.end else -1  # The device at which a child ended or hung is not asked again.
     devices += [_silent("")] * (count - len(devices))
     missing = [index for index, each in enumerate(devices) if "error" in each and index != silent]
     if missing:
@@ -144,7 +144,7 @@ def _asked(package: str, device_type: str, time_limit_s: float) -> Found:
     return Found(**head, devices=tuple(devices))
 
 
-def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _Said:
+def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _ChildAnswers:
     """Ask a child that sees only this card: a runtime may open card 0 first, even for another one (torch_npu:
     NpuSysCtrl::Initialize). Several vendors share a device type: each reads its own variable. If none is known, the
     child sees all of them.
@@ -154,14 +154,14 @@ def _alone(package: str, device_type: str, time_limit_s: float, index: int) -> _
         if name := row.visibility_variable:
             seen = [each.strip() for each in os.environ.get(name, "").split(",") if each.strip()]
             only[name] = seen[index] if index < len(seen) else str(index)
-    return _Said(package, device_type, time_limit_s, 0 if only else index, only)
+    return _ChildAnswers(package, device_type, time_limit_s, 0 if only else index, only)
 
 
 def _silent(end: str) -> Mapping[str, Any]:
     return {"name": "", "memory_bytes": 0, "arch": "", "error": end}
 
 
-class _Said:
+class _ChildAnswers:
     """Answers of a child about all devices, or the `only` one, until its end.
 
     `head`: common facts, None without an answer; `devices`: each one's answer; `end`: the reason for missing answers,
@@ -238,8 +238,8 @@ class _Said:
             if self.head is not None:
                 self.devices.append(answer)
             elif "error" in answer:
-                said = [part.strip() for part in answer["error"].splitlines() if part.strip()]
-                self.end = said[0][:300] if said else "it failed without a word"
+                lines = [part.strip() for part in answer["error"].splitlines() if part.strip()]
+                self.end = lines[0][:300] if lines else "it failed without a word"
                 return
             else:
                 self.head = answer

@@ -61,8 +61,8 @@ def described(module: Any, index: int) -> dict[str, Any]:
             "pci": pci_address(properties),
         }
     except Exception as error:  # Vendors raise every kind.
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = said[0][:200] if said else type(error).__name__
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else type(error).__name__
         return {"name": "", "memory_bytes": 0, "arch": "", "error": reason}
 
 

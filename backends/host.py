@@ -79,10 +79,10 @@ def return_large_blocks(least_bytes: int) -> None:
     C libraries are left alone.
     """
     if sys.platform == "linux":
-        tell = getattr(ctypes.CDLL(None), "mallopt", None)
-        if tell is not None:
-            tell(_M_MMAP_THRESHOLD, least_bytes)
-            tell(_M_TRIM_THRESHOLD, least_bytes)
+        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if set_option is not None:
+            set_option(_M_MMAP_THRESHOLD, least_bytes)
+            set_option(_M_TRIM_THRESHOLD, least_bytes)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # In malloc.h.

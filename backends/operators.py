@@ -48,7 +48,7 @@ class Operators:
         self._key = device_type.upper() if device_type in ("cuda", "xpu") else "PrivateUse1"
         self._names = {device_type, self._key.lower()}
         self._found: dict[str, Kind] = {}
-        self._said: set[tuple[str, str, int]] = set()
+        self._warned: set[tuple[str, str, int]] = set()
 
     def completed(self, attempt: Callable[[], T]) -> T:
         """Run `attempt`, and again after each missing operator that can be provided.
@@ -127,8 +127,8 @@ class Operators:
                 key = (str(each.message), each.filename, each.lineno)
                 names = _OPERATOR.findall(key[0]) if _VENDOR_FALLBACK.search(key[0]) else []
                 _reported.update(dict.fromkeys(names, "vendor-cpu"))
-                if not names and key not in self._said:
-                    self._said.add(key)
+                if not names and key not in self._warned:
+                    self._warned.add(key)
                     warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, source=each.source)
 
 

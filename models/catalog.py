@@ -205,8 +205,8 @@ def open_model(
         log.warning("%s: %s", files.source, fitted.assumed)
     if header.chosen:
         every = ", ".join(header.chosen)
-        said = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"
-        log.warning(said, files.source, every, header.chosen[0])
+        hint = "%s has several state dicts (%s): %s is served; for another one, torch.save(checkpoint[…], …) it alone"
+        log.warning(hint, files.source, every, header.chosen[0])
     if (beside := file.with_suffix(".json")).is_file() and labels_beside(file) is None:
         log.warning("%s is not read beside %s: it is for exported networks", beside.name, file.name)
     labels, count = header.labels, fitted.class_count

@@ -183,12 +183,12 @@ async def read_images(
     return encoded
 
 
-def _kind_of(begin: bytes, said: str) -> str:
+def _kind_of(begin: bytes, stated: str) -> str:
     """Return the content type of a body by its beginning. Text stays what it is said to be; all else is an image."""
     if begin.lstrip()[:1] == b"{":
         return "application/json"
     is_text = all(0x20 <= byte < 0x7F for byte in begin)
-    return said if said and is_text else _RAW
+    return stated if stated and is_text else _RAW
 
 
 async def _multipart(content_type: str, body: Body, max_images: int, *, any_field: bool) -> Sequence[Encoded]:
@@ -400,8 +400,8 @@ class HttpCall(Call[Answer]):
     async def prepare(  # noqa: D102
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[Answer]:
-        if said := self.headers.get(b"content-encoding"):
-            encoding = said.decode("latin-1").strip().lower()
+        if stated := self.headers.get(b"content-encoding"):
+            encoding = stated.decode("latin-1").strip().lower()
             if encoding not in ("", "identity"):
                 self.body = await ingress.offload(inflated, encoding, self.body, self._max_body_bytes)
                 lease.take(len(self.body))

@@ -58,14 +58,14 @@ class Cors:
         """Return the headers of the answer to a preflight request; None if the request is none."""
         if method != "OPTIONS" or not any(name == _ASKED_FIRST for name, _ in asked):
             return None
-        said = self.headers(asked)
-        if len(said) > 1:
-            said += [
+        given = self.headers(asked)
+        if len(given) > 1:
+            given += [
                 (b"access-control-allow-methods", _METHODS),
                 (b"access-control-allow-headers", _SENT),
                 (b"access-control-max-age", _REMEMBERED_S),
             ]
-        return said
+        return given
 
 
 class Edge:
@@ -111,9 +111,9 @@ class Edge:
             try:
                 if scope["method"] == "TRACE":
                     raise ServiceError("METHOD_NOT_ALLOWED", "TRACE is not allowed here")
-                if cors and (said := self._cors.preflight(scope["method"], scope["headers"])) is not None:
+                if cors and (preflight := self._cors.preflight(scope["method"], scope["headers"])) is not None:
                     context.status = 204
-                    await send({"type": "http.response.start", "status": 204, "headers": said})
+                    await send({"type": "http.response.start", "status": 204, "headers": preflight})
                     await send({"type": "http.response.body"})
                     return
                 need = need_of(routed["method"], scope["path"])

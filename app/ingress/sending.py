@@ -78,7 +78,7 @@ def _acknowledged_bytes(transport: asyncio.Transport) -> int:
     of them has gone: for a slow client that may take minutes.
     """
     with contextlib.suppress(OSError, AttributeError, struct.error):
-        told = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
-        (acknowledged,) = struct.unpack_from("=Q", told, _ACKED_AT)
+        info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + 8)
+        (acknowledged,) = struct.unpack_from("=Q", info, _ACKED_AT)
         return int(acknowledged)
     return 0

@@ -55,8 +55,8 @@ def read_instances(body: wire.Buffer, max_images: int) -> list[bytes]:
     if not isinstance(instances, list) or not instances:
         _refuse_url(found, "the body")
         other = next((name for name in ("inputs", "image", "images", "file", "b64", "data") if name in found), "")
-        said = f", and it has {other!r}" if other else ""
-        raise invalid_request(f'the body must be {{"instances": [{{"b64": "…"}}]}} with at least one instance{said}')
+        hint = f", and it has {other!r}" if other else ""
+        raise invalid_request(f'the body must be {{"instances": [{{"b64": "…"}}]}} with at least one instance{hint}')
     if len(instances) > max_images:
         raise invalid_request(f"{len(instances)} images are more than the {max_images} a request may hold")
     return [_instance(number, instance) for number, instance in enumerate(instances)]

@@ -68,8 +68,8 @@ class ServiceAdministration(link.Administration):
         reasons = []
         if missing:
             loaded = readiness.loaded(missing)
-            told = f"{len(loaded)} of {len(missing)} models are loaded ({', '.join(loaded)}); " if loaded else ""
-            reasons.append(f"{told}no worker is ready for {', '.join(missing)}: {reasons_of(self._fleet.replicas)}")
+            progress = f"{len(loaded)} of {len(missing)} models are loaded ({', '.join(loaded)}); " if loaded else ""
+            reasons.append(f"{progress}no worker is ready for {', '.join(missing)}: {reasons_of(self._fleet.replicas)}")
         if unloaded:
             reasons.append(f"unloaded: {', '.join(unloaded)}; POST /v2/repository/models/NAME/load loads a model again")
         return "; ".join(reasons)

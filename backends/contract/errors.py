@@ -58,12 +58,12 @@ def translated_errors(device: str, silence: Callable[[], str] = str) -> Iterator
         raise OutOfDeviceMemoryError(f"{device} has too little memory.") from error
     except RuntimeError as error:
         rows = vendors.of_type(device.partition(":")[0])
-        reason, said = first_line(error), str(error).lower()
-        remedies = (remedy for row in rows for part, remedy in row.remedies.items() if part.lower() in said)
+        reason, lower = first_line(error), str(error).lower()
+        remedies = (remedy for row in rows for part, remedy in row.remedies.items() if part.lower() in lower)
         remedy = next((f" ({text})" for text in remedies), "")
-        if any(phrase in said for phrase in (*_OUT_OF_MEMORY, *(text for row in rows for text in row.out_of_memory))):
+        if any(phrase in lower for phrase in (*_OUT_OF_MEMORY, *(text for row in rows for text in row.out_of_memory))):
             raise OutOfDeviceMemoryError(f"{device} has too little memory: {reason}{remedy}") from error
-        if any(phrase in said for row in rows for phrase in row.lost):
+        if any(phrase in lower for row in rows for phrase in row.lost):
             raise DeviceLostError(f"{device} is lost: {reason}{remedy}") from error
         failed = f"{device} failed: {reason}{remedy}"
         if silent := silence():

@@ -25,7 +25,7 @@ _KEY = ".key"
 _KEY_BYTES = 32
 _BLOCK = 1 << 20
 
-_said: set[Path] = set()
+_warned: set[Path] = set()
 """Folders for which the log already says that nothing is kept in them."""
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,8 @@ class EngineCache:
         return entry
 
     def _not_kept(self, error: Exception) -> None:
-        if self._folder not in _said:
-            _said.add(self._folder)
+        if self._folder not in _warned:
+            _warned.add(self._folder)
             log.warning("what is compiled cannot be kept in %s, and is made again next time: %s", self._folder, error)
 
     def _signature(self, name: str, files: Mapping[str, str]) -> str:
@@ -120,7 +120,7 @@ def bound(folder: Path, kept: Path, limit_bytes: int = LIMIT_BYTES) -> None:
 
 
 def _digests(entry: Path) -> dict[str, str]:
-    """Return the SHA-256 of every file of an entry but its manifest: an added file makes a difference, too."""
+    """Return the SHA-256 of every file of an entry but its manifest, by name, so that an added file is noticed, too."""
     found = {}
     for path in sorted(entry.rglob("*")):
         if path.is_symlink() or (path.is_file() and path.name != _MANIFEST):

@@ -35,5 +35,5 @@ def reason_of(error: BaseException) -> str:
     lines = [each.strip() for each in str(error).splitlines() if each.strip()] or [type(error).__name__]
     if "TorchScript interpreter" in lines[0]:  # The reason is below the lines of the script.
         lines = lines[-1:]
-    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
-    return said[:_MOST_REASON].rstrip(".: ")
+    reason = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return reason[:_MOST_REASON].rstrip(".: ")

@@ -250,7 +250,7 @@ def _labels(file: Path) -> tuple[str, ...]:
 
 
 def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> Tried:
-    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryDirectory(prefix="anychip-") as folder, tempfile.TemporaryFile() as output:
         environment = bare_environment(folder)
         answer = Path(folder) / "answer.json"
         kinds = {".xml": "openvino", **dict.fromkeys(FINISHED, "finished")}
@@ -259,7 +259,7 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
         given.write_text(json.dumps(declared))
         command = python_command(str(_CHILD), str(file.absolute()), form, str(given), str(answer))
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
         )
         try:
             code = child.wait(_TIME_LIMIT_S)
@@ -270,8 +270,8 @@ def _tried(file: Path, declared: Mapping[str, Any], architecture: str = "") -> T
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
         if not answer.is_file():
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
             last = lines[-1][:200].rstrip(".") if lines else "it said nothing"
             raise WeightsError(f"{file.name} ended the process that read it (status {code}): {last}.")
         found = decode_tried(answer.read_bytes())

@@ -56,20 +56,20 @@ def read_finished(file: Path) -> dict[str, Any]:
             timeout=_TIME_LIMIT_S,
             check=False,
         )
-        said = json.loads(done.stdout.strip().splitlines()[-1])
+        reply = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         raise WeightsError(f"{file.name} was not loaded within {_TIME_LIMIT_S:g} s.") from None
     except (ValueError, LookupError):
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:200]
         raise WeightsError(f"{file.name} ended the process that loaded it ({done.returncode}): {last}.") from None
-    if "error" in said:
-        raise WeightsError(f"{file.name} cannot be loaded: {said['error'].rstrip('.')}.")
-    inputs = [tuple(shape) for shape in said["inputs"]]
+    if "error" in reply:
+        raise WeightsError(f"{file.name} cannot be loaded: {reply['error'].rstrip('.')}.")
+    inputs = [tuple(shape) for shape in reply["inputs"]]
     if len(inputs) != 1 or len(inputs[0]) != 4 or 3 not in (inputs[0][1], inputs[0][3]):
         raise WeightsError(f"a finished network takes one input [n, 3, height, width], not {inputs}")
     _, *sides = inputs[0]
     size = sides[1:] if sides[0] == 3 else sides[:2]
-    return {"size": size, "shapes": [(1, *shape[1:]) for shape in said["outputs"]], "batch_sizes": said["batch_sizes"]}
+    return {"size": size, "shapes": [(1, *one[1:]) for one in reply["outputs"]], "batch_sizes": reply["batch_sizes"]}
 
 
 def names_beside(file: Path, *, is_graph: bool) -> list[str]:

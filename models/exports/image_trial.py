@@ -143,13 +143,13 @@ def tried(  # noqa: PLR0917
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
         if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
             about = about.model_copy(update={"boxes_second": True})
-        told = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
+        texts = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
         if finished is not None:
             sides, sizes = (finished["size"][0], finished["size"][1]), finished["batch_sizes"]
             how = interpret(about, [list(shape) for shape in finished["shapes"]], sides)
             export = Export(how, (min(sizes), max(sizes)))
-            return replace(_as_tried(about, export, sides, finished["shapes"]), metadata=told)
-        return replace(_tried(file, about, onnx, architecture, open_size), metadata=told, implied=implied)
+            return replace(_as_tried(about, export, sides, finished["shapes"]), metadata=texts)
+        return replace(_tried(file, about, onnx, architecture, open_size), metadata=texts, implied=implied)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It is served as tensors, as before.
             return None
@@ -296,9 +296,9 @@ def _tried(
     facts = by_itself, assumed if is_silent else "", shifted, _PADDED if padded and about.multiple_of is None else ""
     notes = tuple(filter(None, (unread, *facts, note, _IN_FLOAT32 if in_float32 else "")))
     seen = [each[0] if is_single else entered(entry, each) for each in given]
-    said = witness.compared(file, architecture, onnx, seen, found)
+    sentence = witness.compared(file, architecture, onnx, seen, found)
     export = Export(how, batch, freed, entry, in_float32)
-    return replace(_as_tried(about, export, size, shapes), notes=notes, witness=said)
+    return replace(_as_tried(about, export, size, shapes), notes=notes, witness=sentence)
 
 
 class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]

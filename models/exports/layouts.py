@@ -177,10 +177,10 @@ def scored(
         warned = "its outputs are probabilities, and softmax is done once more, as its sidecar says"
         return how, warned if whole and inside else ""
     if how.two_of_one or whole:
-        told = "its outputs are probabilities, and are answered as they are"
-        return replace(how, probabilities=True), "" if stated else told
-    told = "each of its outputs is a probability of its own (a sigmoid's), and is answered as it is"
-    return replace(how, probabilities=True, each=True), "" if stated else told
+        note = "its outputs are probabilities, and are answered as they are"
+        return replace(how, probabilities=True), "" if stated else note
+    note = "each of its outputs is a probability of its own (a sigmoid's), and is answered as it is"
+    return replace(how, probabilities=True, each=True), "" if stated else note
 
 
 def mapped(

@@ -99,7 +99,7 @@ def _of_graph(file: Path, onnx: OnnxFile, given: Sequence[Tensor], ours: Sequenc
             f"each operator computes what {witness.name} does of the same inputs, and the network enlarges rounding to "
             f"{found:.1e} of the largest number"
         )
-    return _said(witness.name, len(given), largest)
+    return _sentence(witness.name, len(given), largest)
 
 
 def of_network(
@@ -126,10 +126,10 @@ def of_network(
                 line = several and f": it holds several networks, under {several}: {SAVE_ONE}"
             raise WeightsError(f"{file.name} is not read as {name} reads it: outputs differ by {found:.2g}{line}.")
         largest = max(largest, found)
-    return _said(name, len(given), largest)
+    return _sentence(name, len(given), largest)
 
 
-def _said(name: str, count: int, largest: float) -> str:
+def _sentence(name: str, count: int, largest: float) -> str:
     return f"compared with {name} on {count} pictures: the largest difference is {largest:.1e} of the largest number"
 
 

@@ -267,8 +267,8 @@ def _chosen(root: Mapping[Any, Any]) -> tuple[str, ...]:
     if found:
         return (*found, *(key[:50] for key in others[:9] if key not in found and key.isidentifier()))
     if len(others) > 1:
-        said = ", ".join(repr(key[:50]) for key in others[:9])
-        raise RefusedError(f"holds several networks, under {said}: {SAVE_ONE}")
+        listed = ", ".join(repr(key[:50]) for key in others[:9])
+        raise RefusedError(f"holds several networks, under {listed}: {SAVE_ONE}")
     return tuple(others if others or least else held)
 
 

@@ -54,17 +54,17 @@ def fitted_within(found: Checkpoint, name: str, fitted: Callable[[Checkpoint], F
         with contextlib.suppress(WeightsError):
             fitting[prefix] = fitted(found.under(prefix))
     if len(fitting) > 1:
-        said = ", ".join(repr(prefix) for prefix in fitting)
+        names = ", ".join(repr(prefix) for prefix in fitting)
         raise SeveralNetworksError(
-            f"the network is there {len(fitting)} times, its names under the prefixes {said}: save the state_dict() of "
-            "the one to be served."
+            f"the network is there {len(fitting)} times, its names under the prefixes {names}: save the state_dict() "
+            "of the one to be served."
         )
     if not fitting:
         return fitted(found)
     [(prefix, fit)] = fitting.items()
     more = sorted(each for each in found.state if not each.startswith(prefix) and not OF_TRAINING.match(each))
-    if said := ", ".join(more[:3]):
-        raise WeightsError(f"The network is a part of another one, under {prefix!r}, which also has {said}.")
+    if listed := ", ".join(more[:3]):
+        raise WeightsError(f"The network is a part of another one, under {prefix!r}, which also has {listed}.")
     return fit
 
 
@@ -112,8 +112,8 @@ def check_modules(
     more = dict(beside)
     for path, module in saved.items():
         own = ours.get(path, computed.get(_class(module.name)))
-        if own is not None and (said := _difference(module, own)):
-            raise WeightsError(f"The network is not {architecture}: its {path} {said}.")
+        if own is not None and (difference := _difference(module, own)):
+            raise WeightsError(f"The network is not {architecture}: its {path} {difference}.")
         if own is None and not path.startswith(unused):
             more[path] = module
     for path, module in more.items():

@@ -192,8 +192,8 @@ def _admitted(path: str) -> Name:
 
 def foreign(path: str) -> RefusedError:
     """Return the refusal of a file that names this class or function."""
-    said = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
-    return RefusedError(f"{said}. Of a whole network save its state_dict(), of NumPy's arrays tensors")
+    sentence = f"names {path[:100]!r}, which no weights file needs; nothing of the file has run"
+    return RefusedError(f"{sentence}. Of a whole network save its state_dict(), of NumPy's arrays tensors")
 
 
 class _Calls:

@@ -287,8 +287,8 @@ class InstanceYOLO26(YOLO26, InstanceYOLOv8):
     def pose_head(keypoints: tuple[int, int]) -> Callable[..., ExtraHead]:
         return partial(PoseHead26, keypoints=keypoints)
 
-    def angle(self, said: Tensor) -> Tensor:
-        return said
+    def angle(self, output: Tensor) -> Tensor:
+        return output
 
-    def places(self, said: Tensor, centres: Tensor) -> Tensor:
-        return said + centres
+    def places(self, output: Tensor, centres: Tensor) -> Tensor:
+        return output + centres

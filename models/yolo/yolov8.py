@@ -445,13 +445,13 @@ class InstanceYOLOv8(YOLOv8):
         """Return the constructor of a head with so many key points, of so many values each."""
         return partial(ExtraHead, extras=keypoints[0] * keypoints[1])
 
-    def angle(self, said: Tensor) -> Tensor:
+    def angle(self, output: Tensor) -> Tensor:
         """Convert the branch's output to radians, from -pi/4 to 3 pi/4."""
-        return (said.sigmoid() - 0.25) * pi
+        return (output.sigmoid() - 0.25) * pi
 
-    def places(self, said: Tensor, centres: Tensor) -> Tensor:
+    def places(self, output: Tensor, centres: Tensor) -> Tensor:
         """Compute places from the branch's output for key points and the anchors' centres; all in strides."""
-        return said * 2 + centres - 0.5
+        return output * 2 + centres - 0.5
 
 
 class ClassHead(nn.Module):

@@ -159,7 +159,7 @@ def test_a_switch_that_can_be_set_and_not_read_is_known(caplog: pytest.LogCaptur
 
 def test_a_card_that_is_asked_alone_is_named_in_the_variables_of_its_type(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(detect, "_Said", lambda *given: asked.append(given[-2:]))
+    monkeypatch.setattr(detect, "_ChildAnswers", lambda *given: asked.append(given[-2:]))
     monkeypatch.setenv("MACA_VISIBLE_DEVICES", "3,4")
     detect._alone("torch", "cuda", 1.0, 1)
     [(index, variables)] = asked

@@ -50,8 +50,8 @@ class AclCard:
         return values[0] if len(values) == 1 else tuple(values)
 
     def _failure(self, name: str, code: int) -> str:
-        said = str(self.acl.get_recent_err_msg() or "").strip().splitlines()
-        return f"acl.{name}, error code is {code}" + (f": {said[0]}" if said else "")
+        lines = str(self.acl.get_recent_err_msg() or "").strip().splitlines()
+        return f"acl.{name}, error code is {code}" + (f": {lines[0]}" if lines else "")
 
     def set_device(self, device: str | int) -> None:
         """Open the card in this thread; `device`: its number, or its name in torch_npu, such as `npu:0`."""

@@ -121,8 +121,8 @@ def _compiled(network: Network, precision: str, sizes: tuple[int, ...], soc: str
         made = folder / "network.om"
         if done.returncode or not made.is_file():
             lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            said = next(filter(_TROUBLE.search, lines), lines[-1] if lines else f"it ended with {done.returncode}")
-            raise EngineRefusedError(f"atc cannot compile this network for {soc}: {said[:200]}")
+            trouble = next(filter(_TROUBLE.search, lines), lines[-1] if lines else f"it ended with {done.returncode}")
+            raise EngineRefusedError(f"atc cannot compile this network for {soc}: {trouble[:200]}")
         return made.read_bytes()
 
 

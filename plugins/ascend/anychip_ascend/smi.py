@@ -73,6 +73,6 @@ def _care(tool: Tool, npu: int, chip: int) -> Telemetry:
     """Return the health, memory temperature and errors of one chip."""
     place = ("-i", str(npu), "-c", str(chip))
     texts = [tool.run_seldom("npu-smi", "info", "-t", kind, *place) for kind in ("health", "memory", "ecc")]
-    said = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
-    status = first(said, ("Health Status", "Health")).upper()
-    return replace(telemetry(said, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))
+    table = {cells[0]: cells[1] for text in texts for cells in rows(text, ":") if len(cells) == 2}
+    status = first(table, ("Health Status", "Health")).upper()
+    return replace(telemetry(table, _CARE), healthy=nan if status in ("", "NA", "N/A") else float(status == "OK"))

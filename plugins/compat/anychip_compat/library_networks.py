@@ -124,10 +124,10 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
             network.load_state_dict(state)
         except RuntimeError as error:
             more = {key.partition(".")[0]: key for key in sorted(state.keys() - network.state_dict().keys())}
-            if said := ", ".join([*more.values()][:3]):
+            if names := ", ".join([*more.values()][:3]):
                 raise WeightsError(
-                    f"The weights in {file.name} are not of {architecture}, which has no {said}: save its state_dict() "
-                    "alone. A head or a network of your own is served from an export: "
+                    f"The weights in {file.name} are not of {architecture}, which has no {names}: save its "
+                    "state_dict() alone. A head or a network of your own is served from an export: "
                     f'torch.onnx.export(network.eval(), torch.rand(1, 3, 224, 224), "{file.stem}.onnx").'
                 ) from None
             if "size mismatch for pos_embed" not in str(error):

@@ -91,8 +91,8 @@ class Ppocr(Cascade):
         wide = [bucket_of(resized_width(ratio, _LINE_HEIGHT, 1 << 20), self.widths) for ratio in ratios]
 
         async def read(width: int, places: Sequence[int]) -> None:
-            said = await request.parts(self.readers[width], [parts[place] for place in places])
-            for place, one in zip(places, said, strict=True):
+            answers = await request.parts(self.readers[width], [parts[place] for place in places])
+            for place, one in zip(places, answers, strict=True):
                 lines[place][1].update(text=one["text"], score=one["score"])
 
         await asyncio.gather(*(read(width, places) for width, places in _grouped(wide).items()))

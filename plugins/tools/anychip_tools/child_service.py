@@ -42,11 +42,11 @@ def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[Run
     """
     command = python_command("-m", "app", "serve", "--port", "0", "--log-level", "error", *options)
     # A file, because a pipe that nobody reads gets full.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=output,
             text=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=own_session,
@@ -59,8 +59,8 @@ def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[Run
             limit.cancel()
             if not found:
                 process.wait(_STOP_LIMIT_S)
-                said.seek(0)
-                lines = said.read().strip().splitlines() or ["it ended without a word"]
+                output.seek(0)
+                lines = output.read().strip().splitlines() or ["it ended without a word"]
                 raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
             yield RunningService(int(found[1]), process)
         finally:

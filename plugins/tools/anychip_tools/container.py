@@ -113,7 +113,7 @@ def _example(flavour: str) -> HostFiles:
     return HostFiles(devices, needs.mounts, tool, groups, dict.fromkeys(needs.group_variables, _EXAMPLE_GROUP))
 
 
-def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = False) -> tuple[str, str]:
+def host_options(flavour: str, form: str, root: Path = Path("/"), *, example: bool = False) -> tuple[str, str]:
     """Return a docker run command, options of helm install or lines of .env; and a note, empty if there is none.
 
     `example`: for a host with one card, whatever this host has. Raises PreflightError.
@@ -135,8 +135,8 @@ def told(flavour: str, form: str, root: Path = Path("/"), *, example: bool = Fal
 
 
 def show(flavour: str, form: str, *, example: bool) -> None:
-    """Print what `told` returns, its note on standard error. Raises PreflightError."""
-    text, note = told(flavour, form, example=example)
+    """Print what `host_options` returns, its note on standard error. Raises PreflightError."""
+    text, note = host_options(flavour, form, example=example)
     print(text)
     if note:
         print(f"anychip: {note}", file=sys.stderr)

@@ -74,8 +74,8 @@ def versions() -> dict[str, str]:
     elif folder is not None and folder.origin:  # PyPI's builds have no tag; the file says it without an import.
         file = Path(folder.origin).parent / "version.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        said = re.search(r"^cuda[^=\n]*= '([\d.]+)'", text, re.MULTILINE)
-        found["cuda"] = said[1] if said else ""
+        match = re.search(r"^cuda[^=\n]*= '([\d.]+)'", text, re.MULTILINE)
+        found["cuda"] = match[1] if match else ""
     return {name: version for name, version in found.items() if version}
 
 
@@ -152,8 +152,8 @@ def libraries(device: str) -> Check:
     for row in concerned(device):
         for name in row.machine.libraries:
             reason = _load_error(name)
-            said = reason if reason.startswith(name) else f"{name}: {reason}"
-            (failed if reason else loaded).append(said if reason else name)
+            reported = reason if reason.startswith(name) else f"{name}: {reason}"
+            (failed if reason else loaded).append(reported if reason else name)
     if failed:
         remedy = (
             "install the driver or toolkit that brings it, and mount it into the container; LD_LIBRARY_PATH finds it"
@@ -180,7 +180,7 @@ def _load_error(name: str) -> str:
 
 def cards(device: str) -> Check:
     """Check the cards' health, and for other processes on them, with the vendors' tools."""
-    said: list[str] = []
+    passed: list[str] = []
     for row in concerned(device):
         health, others = row.machine.health, row.machine.users
         if health is None or shutil.which(health.command[0]) is None:
@@ -192,8 +192,8 @@ def cards(device: str) -> Check:
         if others is not None and (users := trouble(others, _answer(others.command))):
             detail = f"other processes use the cards: {'; '.join(users)}"
             return Check("cards", "WARN", detail, f"end them, or leave their cards out with {row.visibility_variable}")
-        said.append(f"{tool}: healthy, and no other process uses its cards")
-    return Check("cards", "PASS", "; ".join(said) or "there is no tool to ask (nvidia-smi, npu-smi)")
+        passed.append(f"{tool}: healthy, and no other process uses its cards")
+    return Check("cards", "PASS", "; ".join(passed) or "there is no tool to ask (nvidia-smi, npu-smi)")
 
 
 def trouble(question: Any, answer: str) -> list[str]:

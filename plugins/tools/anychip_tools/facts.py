@@ -64,7 +64,7 @@ def _outside_rows() -> dict[str, Any]:
 
 def from_json(text: str) -> dict[str, Any]:
     """Return rows as `in_json` wrote them, by name; they have the attributes of rows. Raises ValueError."""
-    given = json.loads(text, object_hook=lambda told: SimpleNamespace(**told["row"]) if "row" in told else told)
+    given = json.loads(text, object_hook=lambda each: SimpleNamespace(**each["row"]) if "row" in each else each)
     return {each.name: each for each in given}
 
 

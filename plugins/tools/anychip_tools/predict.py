@@ -110,8 +110,8 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[LocalP
 
         yield RemotePredictor(parsed.url, parsed.model, query, parsed.key, parsed.parallel)
         return
-    if said := absent(parsed.model):
-        raise CommandError(said)
+    if reason := absent(parsed.model):
+        raise CommandError(reason)
     settings: Settings = read_settings(parsed)
     logs.say_downloads()
     say(f"opening {parsed.model}")

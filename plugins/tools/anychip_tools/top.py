@@ -37,8 +37,8 @@ def fetch_stats(client: httpx.Client) -> Stats:
     except httpx.HTTPError as error:
         raise CommandError(f"nothing answers at {client.base_url}: {error}") from None
     if answer.status_code != 200:
-        said = printable(answer.text[:200])
-        raise CommandError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {said}")
+        text = printable(answer.text[:200])
+        raise CommandError(f"{client.base_url} has no /v1/stats for us (status {answer.status_code}): {text}")
     stats: Stats = _without_controls(answer.json())
     return stats
 

@@ -75,12 +75,12 @@ class _State:
     busy_s: float = 0.0
     free_s: float = 0.0  # Time at which the batches in flight will be done.
     errors: float = 0.0  # Errors of each kind.
-    told: tuple[float, float] = (0.0, 0.0)  # Age and busy time at the last `busy_ratio`.
+    last_busy: tuple[float, float] = (0.0, 0.0)  # Age and busy time at the last `busy_ratio`.
 
     def busy_ratio(self) -> float:
         """Return the share of time that the device was busy since the last call."""
         now = (time.monotonic() - self.made_s, self.busy_s)
-        (lived_s, busy_s), self.told = self.told, now
+        (lived_s, busy_s), self.last_busy = self.last_busy, now
         return min(1.0, (now[1] - busy_s) / (now[0] - lived_s)) if now[0] > lived_s else 0.0
 
     @property

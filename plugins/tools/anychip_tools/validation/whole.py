@@ -123,7 +123,7 @@ class Validation:
         over = [name for name, limit in limits.items() if not errors[name] <= limit]
         reasons = [] if finite else ["its answers are not all finite numbers"]
         if over:
-            said = ", ".join(f"{name} is {errors[name]:.3g} and {limits[name]:g} is allowed" for name in over)
-            reasons.append(f"the error {said}")
+            listed = ", ".join(f"{name} is {errors[name]:.3g} and {limits[name]:g} is allowed" for name in over)
+            reasons.append(f"the error {listed}")
         verdict = "differs" if reasons else "agrees"
         return Comparison(engine, precision, verdict, "; ".join(reasons), whole, dict(errors), dict(limits))

@@ -209,11 +209,11 @@ def memory_adds_up(subject: Subject) -> None:
 
 def telemetry_is_numbers_or_silence(subject: Subject) -> None:
     """Check that each telemetry value of the device is possible, or unknown."""
-    said = subject.backend.telemetry(subject.device)
-    _hold(all(isinstance(value, float) for value in vars(said).values()), f"not all are numbers: {said}")
-    _hold(isnan(said.utilization_ratio) or 0 <= said.utilization_ratio <= 1, f"utilization {said.utilization_ratio}")
-    _hold(isnan(said.temperature_celsius) or -40 < said.temperature_celsius < 150, f"{said.temperature_celsius} °C")
-    _hold(isnan(said.power_watts) or said.power_watts >= 0, f"{said.power_watts} W")
+    seen = subject.backend.telemetry(subject.device)
+    _hold(all(isinstance(value, float) for value in vars(seen).values()), f"not all are numbers: {seen}")
+    _hold(isnan(seen.utilization_ratio) or 0 <= seen.utilization_ratio <= 1, f"utilization {seen.utilization_ratio}")
+    _hold(isnan(seen.temperature_celsius) or -40 < seen.temperature_celsius < 150, f"{seen.temperature_celsius} °C")
+    _hold(isnan(seen.power_watts) or seen.power_watts >= 0, f"{seen.power_watts} W")
 
 
 def error_of_a_batch(subject: Subject) -> None:
