@@ -183,7 +183,7 @@ def open_model(
         files = copied(files, store)
     file = files.file
     if not spec.architecture:
-        spec = replace(spec, architecture=_said_by(file, spec))
+        spec = replace(spec, architecture=_stated_by(file, spec))
     family = _family(spec.architecture)
     default_labels = family.default_labels(spec.architecture)
     header = read(file, with_data=False)
@@ -250,7 +250,7 @@ def _exported(spec: ModelSpec, store: Path, trusted: bool) -> Model:
     return _with(exported.open_exported(spec.name, files, spec.sidecar), files)
 
 
-def _said_by(file: Path, spec: ModelSpec) -> str:
+def _stated_by(file: Path, spec: ModelSpec) -> str:
     header = read(file, with_data=False)
     found = yolo.architecture_of(header.state)
     network, described = (header.metadata.get(key, "") for key in ("network", "yaml_file"))

@@ -147,15 +147,15 @@ def _download_rest(client: httpx.Client, file: RemoteFile, partial: Path) -> Non
         total = start + int(sent) if sent and "Content-Encoding" not in response.headers else None
         if None not in (total, file.size_bytes) and total != file.size_bytes:
             raise WeightsError(f"{without_secrets(file.url)} offers {total} bytes, not {file.size_bytes}.")
-        whole, came, told_s = "" if total is None else f" of {megabytes(total)}", start, time.monotonic()
+        whole, came, logged_s = "" if total is None else f" of {megabytes(total)}", start, time.monotonic()
         place = without_secrets(file.url).rpartition("/")[0]
         log.info("%s: %s%s are here, the rest is being downloaded from %s", file.name, megabytes(start), whole, place)
         with partial.open("ab" if start else "wb") as written:
             for chunk in response.iter_bytes():  # as it comes: a chunk size would lose bytes before a break
                 written.write(chunk)
                 came += len(chunk)
-                if time.monotonic() - told_s > PERIOD_S:
-                    told_s = time.monotonic()
+                if time.monotonic() - logged_s > PERIOD_S:
+                    logged_s = time.monotonic()
                     log.info("%s: %s%s", file.name, megabytes(came), whole)
 
 

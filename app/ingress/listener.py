@@ -58,7 +58,7 @@ class Listener:
         self._ends: dict[Any, Callable[[], None]] = {}
         """Function that ends the count of a connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
-        self._said_s = float("-inf")
+        self._logged_s = float("-inf")
         self.passing: Passing | None = None
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> None:
@@ -145,6 +145,6 @@ class Listener:
             lost()
 
     def _say(self, message: str, *about: object) -> None:
-        if self._loop.time() - self._said_s > _SAY_AGAIN_S:
-            self._said_s = self._loop.time()
+        if self._loop.time() - self._logged_s > _SAY_AGAIN_S:
+            self._logged_s = self._loop.time()
             log.warning(message, *about)

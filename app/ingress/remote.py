@@ -41,7 +41,7 @@ from models import Model, Options, TensorOptions
 
 _UNCONGESTED_S = 1.0
 """Time left with which a request may come without a question if the model is uncongested."""
-_TOLD_EVERY_S = 0.1
+_SENT_EVERY_S = 0.1
 
 
 class RemoteLink(Link):
@@ -64,7 +64,7 @@ class RemoteLink(Link):
     def count(self, served: ServedModel, code: str, seconds: float, recorder: Recorder) -> None:  # noqa: D102
         super().count(served, code, seconds, recorder)
         if self._telling is None:
-            self._telling = self._loop.call_later(_TOLD_EVERY_S, self._tell)
+            self._telling = self._loop.call_later(_SENT_EVERY_S, self._tell)
 
     def _tell(self) -> None:
         self._telling = None

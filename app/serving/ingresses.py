@@ -154,11 +154,11 @@ class _RemoteIngress(SpawnedChild):
         self._uncongested: tuple[int, ...] = ()
         self._traffic: dict[str, Mapping[str, float]] = {}
         self._draining = False
-        self._unsaid = -1  # The models that it is told of, once it has begun.
+        self._unsent = -1  # Descriptor of the models that it is sent once it has begun; -1: none.
 
     async def begin(self) -> None:
         forms, settings = [form.model for form in self._of.forms], self._of.begin.settings
-        self._unsaid = await pack(forms, "anychip-models")
+        self._unsent = await pack(forms, "anychip-models")
         style = settings["log_level"], settings["log_format"]
         kept = ("HOME", "PATH", "TZ") if not settings["trace_endpoint"] else os.environ
         environment = bare_environment() | {name: os.environ[name] for name in kept if name in os.environ} | NO_THREADS
@@ -168,9 +168,9 @@ class _RemoteIngress(SpawnedChild):
     def disconnect(self) -> None:
         super().disconnect()
         self._memory = memoryview(b"")  # Else what its blocks take is only free once this is collected as garbage.
-        if self._unsaid >= 0:
-            os.close(self._unsaid)
-            self._unsaid = -1
+        if self._unsent >= 0:
+            os.close(self._unsent)
+            self._unsent = -1
         for room in [each.room for each in self._rooms.values() if each.room is not None]:
             room.__exit__()
         self._rooms.clear()
@@ -238,8 +238,8 @@ class _RemoteIngress(SpawnedChild):
                 self.has_served = True
                 self.move(ChildStatus.READY)
             case Here():
-                if self._unsaid >= 0:
-                    models, self._unsaid = self._unsaid, -1
+                if self._unsent >= 0:
+                    models, self._unsent = self._unsent, -1
                     self.talk.say(self._of.begin, descriptor=models)
 
     def _tunnel(self, message: Tunnelled) -> None:

@@ -2,7 +2,7 @@
 
     1,2,4,8 ─► does 8 pay over 4? ─► 16 ─► 32 ─► … till one does not pay, does not fit, or is refused
 
-A start never waits for larger batches: a worker that serves meanwhile says that it is staged, and one beside it tries.
+A start never waits for larger batches: a provisional worker serves meanwhile, and one beside it tries them.
 A thread loads and unloads models on demand beside those that serve, one at a time; the thread that serves asks, and
 never waits.
 """

@@ -69,8 +69,8 @@ class Guard:
         after a batch ─► due ─► look ─► Step(1) ─► released ─► Step(2) ─► released ─► Step(3) ─► the server hands over
                                      └─ nothing to do ◄── low enough again ──┘
 
-    It climbs the rungs only as far as needed. The third is for leaks only. A leak is a slope: the level after a release
-    has grown with the batches over each of the last releases, and would be low enough without that growth. A plateau is
+    It goes only as far as needed. The third step is for leaks only. A leak is a slope: the level after a release has
+    grown with the batches over each of the last releases, and would be low enough without that growth. A plateau is
     no leak, however high: another process has taken its share, and a new worker would find the same.
     """
 
@@ -299,8 +299,8 @@ class MemoryWatch:
         before = _resident()
         returned = self._backend.release_cache(self._device)
         is_first = not self._forced.returned
-        for by_rung, more in ((self._forced.returned, returned), (self._forced.host, max(0, before - _resident()))):
-            by_rung[CACHE] = by_rung.get(CACHE, 0) + more
+        for by_level, more in ((self._forced.returned, returned), (self._forced.host, max(0, before - _resident()))):
+            by_level[CACHE] = by_level.get(CACHE, 0) + more
         return bool(returned) and is_first
 
     def exhausted(self) -> bool:

@@ -362,7 +362,7 @@ async def test_an_upload_that_came_too_late_is_counted_by_its_images_and_the_own
 
 
 async def test_what_an_ingress_has_counted_is_told_soon_and_added_once(monkeypatch):
-    monkeypatch.setattr("app.ingress.remote._TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr("app.ingress.remote._SENT_EVERY_S", 0.0)
     worker = Worker()
     async with linked(worker) as fleet:
         ingress = fleet.ingress
