@@ -114,7 +114,7 @@ def test_the_shorter_side_is_met_where_the_longer_one_fits() -> None:
 @pytest.mark.parametrize("shorter", [0, 50])
 def test_boxes_of_sides_rounded_to_a_multiple_cover_the_image(shorter: int) -> None:
     resize = Whole((64, 64), "top-left", shorter, longer=shorter and 64, multiple_of=16)
-    geometry = resize.geometry(100, 70)
+    geometry = resize.exact_geometry(100, 70)
     assert (geometry.width, geometry.height) == (64, 32)
     fit = resize.fit(resize.placement(100, 70))
     assert fit.boxes(np.array([[0.0, 0, 64, 32]])).round(3).tolist() == [[0, 0, 100, 70]]
