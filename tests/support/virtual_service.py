@@ -334,7 +334,7 @@ def _opened(models: tuple[str, ...], folder: str) -> tuple[Settings, Sequence[An
         "decoders": 2,
     }
     settings = Settings(**given)
-    return settings, Opening().models(settings, "", said=lambda _: None), chosen(settings)
+    return settings, Opening().models(settings), chosen(settings)
 
 
 @contextlib.asynccontextmanager
