@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -49,8 +50,9 @@ scan could keep a thread busy for minutes."""
 _MAX_SEGMENTS = 5_000
 """Most segments of a JPEG: real files have tens, and each takes microseconds."""
 _SCAN, _END = 0xDA, 0xD9
-_LEAST_WINDOW, _MOST_WINDOW = 1 << 12, 1 << 20
-"""Bytes that are searched at once for a marker."""
+_marker = re.compile(rb"\xff[^\x00\x01\xff\xd0-\xd7]").search
+"""Search for the next marker that has a length or is the end. It passes over the same bytes as a decoder: no markers (a
+byte of 255 within a scan is followed by 0), fill bytes, and markers without a length, above all those of restarts."""
 _MAX_CHUNKS = 100_000
 _BAND_PIXELS = 1 << 18
 _PIXEL_CHUNKS = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
@@ -102,35 +104,17 @@ def check_scans(data: Encoded) -> None:
     second image) or that lie within a segment (a small image) do not count. A scan ends at the next marker.
     """
     view = memoryview(data)
-    at, scans = _marker(view, 2), 0
+    at, scans = 2, 0
     for _ in range(_MAX_SEGMENTS):
-        if at + 4 > len(view) or view[at + 1] == _END:
+        found = _marker(view, at)
+        if found is None or (at := found.start()) + 4 > len(view) or view[at + 1] == _END:
             return
         if view[at + 1] == _SCAN:
             scans += 1
             if scans > _MAX_SCANS:
                 raise InvalidImageError(f"the JPEG has more than {_MAX_SCANS} scans")
-        at = _marker(view, at + 2 + int.from_bytes(view[at + 2 : at + 4], "big"))
+        at += 2 + int.from_bytes(view[at + 2 : at + 4], "big")
     raise InvalidImageError(f"the JPEG has more than {_MAX_SEGMENTS} segments")
-
-
-def _marker(view: memoryview, at: int) -> int:
-    """Return the offset of the next marker that has a length or is the end; the length of the data without one.
-
-    It passes over the same bytes as a decoder: no markers (a byte of 255 within a scan is followed by 0), fill bytes,
-    and markers without a length, above all those of restarts.
-    """
-    window = _LEAST_WINDOW
-    while at + 1 < len(view):
-        piece = np.frombuffer(view[at : at + window], np.uint8)
-        following = piece[1:]
-        found = (piece[:-1] == 0xFF) & (following > 1) & (following != 0xFF) & ((following & 0xF8) != 0xD0)
-        first = int(found.argmax())
-        if found[first]:
-            return at + first
-        at += len(piece) - 1
-        window = min(2 * window, _MOST_WINDOW)
-    return len(view)
 
 
 class _JpegFile(JpegImageFile):
