@@ -15,13 +15,13 @@ import socket
 import time
 
 from app import logs
-from app.decoder.messages import PACKET_BYTES, DecodePlan, Inbox, Job
+from app.decoder.messages import PACKET_BYTES, Decoded, DecodePlan, Inbox, Job
 from app.processes.arena import Arena
 from app.processes.channel import close_all, reader, to_packet
 from app.processes.forking import fork_on_request, name_process, received, settle
 from app.processes.packing import read_packed
 
-_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs of the packet wait.
+_LONGEST_WORK_S = 0.004  # Before answers are sent, though more jobs wait.
 
 
 def main(control: socket.socket, server: int) -> None:
@@ -105,19 +105,31 @@ def _decoder(plan: DecodePlan, arena_descriptors: list[int], connection_descript
 
 
 def decode_forever(plan: DecodePlan, connection: socket.socket, inbox: Inbox, arena: Arena) -> None:
-    """Answer jobs until the other end is gone. Raises ConnectionError."""
+    """Answer jobs until the other end is gone. Raises ConnectionError.
+
+    It answers for all images that wait already at once, as each packet wakes the server up. None that is done waits
+    for another one that probably takes longer than `_LONGEST_WORK_S`.
+    """
     from app.decoder.decoder import Decoder
 
     decoder, jobs_in = Decoder(plan, inbox, arena), reader(Job)
-    while packet := connection.recv(PACKET_BYTES):
-        answers = []
-        began_s = time.monotonic()
+    answers: list[Decoded] = []
+    began_s, done_bytes = 0.0, 0
+    while True:
+        try:
+            packet = connection.recv(PACKET_BYTES, socket.MSG_DONTWAIT if answers else 0)
+        except BlockingIOError:
+            connection.send(to_packet(answers))
+            answers.clear()
+            continue
+        if not packet:
+            return
         for job in jobs_in(packet):
-            answers.append(decoder.answer(job))
             now_s = time.monotonic()
-            if now_s - began_s > _LONGEST_WORK_S:
+            if answers and (now_s - began_s) * max(1.0, job.size / max(1, done_bytes)) > _LONGEST_WORK_S:
                 connection.send(to_packet(answers))
                 answers.clear()
-                began_s = now_s
-        if answers:
-            connection.send(to_packet(answers))
+            if not answers:
+                began_s, done_bytes = now_s, 0
+            answers.append(decoder.answer(job))
+            done_bytes += job.size

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from app.decoder import main
 from app.decoder.decoder import Decoder
 from app.decoder.messages import Decoded, DecodePlan, Inbox, Job, Kind, Status
 from app.images import decoding
@@ -28,7 +29,7 @@ from app.images.header import (
     read_header,
 )
 from app.processes.arena import Arena
-from app.processes.channel import to_packet
+from app.processes.channel import reader, to_packet
 from models import PixelModel, open_model, parse_spec
 from models.contract.cascade import Region
 from tests.support.images import encoded as encode
@@ -395,3 +396,29 @@ def test_a_decoder_places_each_region_behind_an_image_in_its_slot() -> None:
             part, placed = part_of(IMAGE, region), torch.empty(model.input_shape, dtype=torch.uint8)
             model.preprocess(part, placed, part.shape[1], part.shape[0])
             assert np.array_equal(arena.slot(0, slot), placed.numpy().reshape(-1))
+
+
+def test_a_decoder_answers_at_once_for_what_waits_and_none_that_is_done_waits_for_a_large_one(monkeypatch):
+    now_ms, sent = [0.0], []
+    # Sizes of the images in each packet, None where no packet waits; a kilobyte takes a millisecond.
+    steps = iter([[1, 1], [1], None, [1], [9], [1, 1, 1, 1], [1], None, None])
+
+    class Connection:
+        def recv(self, _, flags):
+            step = next(steps)
+            if step is None and flags:
+                raise BlockingIOError
+            sizes = step or next(steps, None) or []
+            return to_packet([Job(0, Kind.ENCODED, 0, 0, 0, 1200 * size, 1, 1) for size in sizes]) if sizes else b""
+
+        def send(self, packet):
+            sent.append(len(reader(Decoded)(packet)))
+
+    def answer(_, job):
+        now_ms[0] += job.size / 1000
+        return Decoded(job.token, Status.PLACED)
+
+    monkeypatch.setattr(Decoder, "answer", answer)
+    monkeypatch.setattr(main.time, "monotonic", lambda: now_ms[0] / 1000)
+    main.decode_forever(DecodePlan((), (), 0, 0, 0, ("error", "text")), Connection(), None, None)
+    assert sent == [3, 1, 1, 4, 1]
