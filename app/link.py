@@ -325,19 +325,24 @@ class Link(ABC):
         return names
 
     def find(self, name: str, version: str = "") -> ServedModel:
-        """Return the model of this name, of a cascade the first, in a version that exists. Raises MODEL_NOT_FOUND."""
-        served = self.models.get(name) or self.models[self.parts(name)[0]]
+        """Return the model of this name, of a cascade the first, in a version that exists; the first version if none is
+        named. Raises MODEL_NOT_FOUND.
+        """
+        return self.choose(name, version or FIRST_VERSION)
+
+    def choose(self, name: str, version: str = "") -> ServedModel:
+        """Return the model that answers the next request for a name, of a cascade the first. The shares choose its
+        version if the request names none. Raises MODEL_NOT_FOUND.
+        """
+        first = name if name in self.models else self.parts(name)[0]
+        if not version and (shares := self.traffic.get(first)):
+            name, [version] = first, random.choices([*shares], [*shares.values()])
         if version in ("", FIRST_VERSION):
-            return served
+            return self.models[first]
         if f"{name}@{version}" not in self.models:
             known = ", ".join(self.versions(name))
             raise ServiceError("MODEL_NOT_FOUND", f"{name} has no version {version!r}; it has version {known}")
         return self.models[f"{name}@{version}"]
-
-    def version(self, name: str) -> str:
-        """Choose the version for the next request that names none, by the shares; "" if there is but one."""
-        shares = self.traffic.get(name)
-        return random.choices([*shares], [*shares.values()])[0] if shares else ""
 
     def versions(self, name: str) -> list[str]:
         """Return all versions of a model."""

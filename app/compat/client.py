@@ -62,10 +62,9 @@ class ClientCall(HttpCall[Answer]):
         packed = await ingress.converter.convert(documents.packed_with_image, 0, self.body)
         lease.take(len(packed))
         self.document, [image] = documents.unpack(packed)
-        self.context.model, options = self._client.choose(self.document, ingress.link.cascades)
-        self.context.served = ingress.link.find(self.context.model)
-        cascade = ingress.link.cascades[self.context.model]
-        return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
+        name, options = self._client.choose(self.document, ingress.link.cascades)
+        first, cascade = self.context.choose(name), ingress.link.cascades[name]
+        return lambda: predict_cascade(ingress, cascade, first, [image], terms, options=options)
 
 
 def router(name: str) -> APIRouter:

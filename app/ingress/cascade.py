@@ -27,13 +27,21 @@ Part = tuple[int, Region]
 
 
 async def predict_cascade(
-    ingress: Ingress, cascade: Cascade, images: Sequence[Encoded | Frame], terms: Terms, *, options: Options
+    ingress: Ingress,
+    cascade: Cascade,
+    first: ServedModel,
+    images: Sequence[Encoded | Frame],
+    terms: Terms,
+    *,
+    options: Options,
 ) -> Answer:
-    """Predict for images, all or nothing; return the cascade's entries. Raises ServiceError."""
+    """Predict for images, all or nothing; return the cascade's entries. Raises ServiceError. `first`: its first model,
+    in the version that was chosen for the request.
+    """
     encoded = [image for image in images if not isinstance(image, Frame)]
     if len(encoded) < len(images):
         raise invalid_request(f"{cascade.name} takes encoded images: later models see parts of the original")
-    served = {name: ingress.link.find(name, ingress.link.version(name)) for name in cascade.models}
+    served = {cascade.models[0]: first, **{name: ingress.link.choose(name) for name in cascade.models[1:]}}
     for name in cascade.models[1:]:  # Nothing is computed for a request that a later model would refuse.
         await ingress.link.check(served[name], terms)
     request = _Request(ingress, served, encoded, terms, options)

@@ -235,6 +235,15 @@ class RequestContext:
             self.caller = Caller(client_of(self.address), UNKNOWN.limits, key)
             raise
 
+    def choose(self, name: str, version: str = "") -> ServedModel:
+        """Choose the model that answers, as `Link.choose` says, and count the request for it. Raises MODEL_NOT_FOUND.
+
+        A version is counted as a model of its own; two stages have a name of their own.
+        """
+        served = self.served = self._link.choose(name, version)
+        self.model = served.model.name if name in self._link.models else name
+        return served
+
     def hold(self, size: int, bodies: Budget) -> None:
         """Count an answer of more than UNCOUNTED_BYTES in total until the end of the request. Raises QUEUE_FULL."""
         if self.unsent is None:

@@ -70,7 +70,7 @@ async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceRes
     """Compute the work. Raises ServiceError; cancelled, it gives up its room."""
     names = [output.name for output in work.outputs]
     if work.cascade is not None:
-        found = await predict_cascade(ingress, work.cascade, work.images, work.terms, options=work.options)
+        found = await predict_cascade(ingress, work.cascade, served, work.images, work.terms, options=work.options)
         texts = [orjson.dumps(each) for each in found.predictions]
         made_by = ingress.made_by(found.computed_by)
         return InferenceResponse([open_inference.result(output, texts, ()) for output in work.outputs], made_by)

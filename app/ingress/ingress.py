@@ -245,11 +245,7 @@ class Ingress:
         """Answer a call. Raises ServiceError, ClientLeftError; cancelled, it gives everything back."""
         with Interruption(call.context.task, among=self._under_way) as ending:
             context, recorder = call.context, call.context.recorder
-            if not call.version and self.link.traffic:
-                call.version = self.link.version(call.model)
-            served = context.served = self.link.find(call.model, call.version)
-            # A version is counted as a model of its own; two stages have a name of their own.
-            context.model = served.model.name if call.model in self.link.models else call.model
+            served = context.choose(call.model, call.version)
             terms = call.terms(self.link.settings)
             terms.client, terms.check_priority = context.caller.name, context.caller.check_priority
             await self.link.check(served, terms)

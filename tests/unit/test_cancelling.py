@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from app.config import Settings
 from app.decoding.waiting import DecodeFailedError
 from app.errors import ServiceError
 from app.ingress.cascade import predict_cascade
-from app.ingress.ingress import Items
+from app.ingress.context import RequestContext
+from app.ingress.ingress import Call, Ingress, Items
 from app.link import Terms
 from app.worker.messages import Failed
 from models import ModelSpec, Options, Placement, open_model
@@ -265,7 +267,9 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         link.models, link.settings = fleet.models, SimpleNamespace(max_images=4)
         ingress = SimpleNamespace(link=link, replies=fleet.replies)
         terms = Terms(FAR)
-        task = asyncio.ensure_future(predict_cascade(ingress, Parts(), [b"one", b"two"], terms, options=Options()))
+        task = asyncio.ensure_future(
+            predict_cascade(ingress, Parts(), link.models["m"], [b"one", b"two"], terms, options=Options())
+        )
         await turns()
         assert [image.model for image in decoders.given] == [0, 0]
         if stage != "first":
@@ -295,14 +299,46 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         assert moved().get("wasted n", 0) == (4 if stage == "infer" else 0)
 
 
-async def test_a_stage_is_answered_by_the_version_that_its_shares_name():
+class TwoStages(Call):
+    """A request for the cascade `two`."""
+
+    model, version = "two", ""
+
+    def __init__(self, link):
+        self.context = RequestContext(link, {"headers": ()})
+        self.context.task = asyncio.current_task()
+
+    def terms(self, _):
+        return Terms(FAR)
+
+    async def read(self, *_):
+        pass
+
+    async def prepare(self, ingress, served, terms, _):
+        return lambda: predict_cascade(ingress, Parts(), served, [b"one"], terms, options=Options())
+
+    def watched(self, run, _):
+        return run()
+
+
+async def test_two_stages_are_answered_by_the_version_that_shares_name_and_counted_for_it():
     decoders, models = Decoders(), tuple(map(classifier, ("m", "n", "m@2")))
     async with dispatching(Worker(models=models), decoders=decoders, models=models) as fleet:
-        link = fleet.link
-        link.models, link.settings, link.traffic = fleet.models, SimpleNamespace(max_images=4), {"m": {"2": 1.0}}
-        ingress = SimpleNamespace(link=link, replies=fleet.replies)
-        task = asyncio.ensure_future(predict_cascade(ingress, Parts(), [b"one"], Terms(FAR), options=Options()))
+        link, moved = fleet.link, counting(fleet._metrics)
+        link.models, link.cascades, link.traffic = fleet.models, {"two": Parts()}, {"m": {"2": 1.0}}
+        link.settings = Settings(log_requests=False)
+        ingress = Ingress(link, None)
+
+        async def answer():
+            call = TwoStages(link)
+            with call.context:
+                await ingress.answer(call)
+
+        task = asyncio.ensure_future(answer())
         await turns()
         assert [image.model for image in decoders.given] == [2]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        decoders.end(DecodeFailedError("it cannot be"))
+        with pytest.raises(ServiceError):
+            await task
+        assert moved() == {"requests m@2 INTERNAL": 1, "stage_seconds m@2 upload": 1}
+        await ingress.close()

@@ -23,7 +23,7 @@ from app.ingress.context import UNCOUNTED_BYTES
 from app.ingress.inference import run
 from app.ingress.ingress import Ingress, Run
 from app.link import INLINE_BYTES, Link, ServedModel, Terms
-from app.observability.triton_statistics import FIRST_VERSION
+from app.observability.triton_statistics import FIRST_VERSION, of_version
 from app.protocols import documents, open_inference, signatures, wire
 from app.protocols.documents import name_of, parameters_of
 from app.protocols.options import CLASSIFICATION, INFER, check_names
@@ -199,7 +199,7 @@ async def answer(ingress: Ingress, request: HttpRequest, model: str, version: st
     response = await ingress.answer(call)
     if response.data_bytes > UNCOUNTED_BYTES:
         call.context.hold(response.data_bytes, ingress.bodies)  # Before it is copied.
-    parsed = replace(call.parsed, version=call.version or FIRST_VERSION)
+    parsed = replace(call.parsed, version=of_version(call.context.model)[1])
     content, headers = await _encoded(ingress, model, parsed, response)
     accepted = call.headers.get(b"accept-encoding", b"").decode("latin-1").lower()
     if len(content) >= _COMPRESS_FROM_BYTES and (kind := next((k for k in WINDOW if k in accepted), "")):

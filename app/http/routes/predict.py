@@ -119,7 +119,7 @@ class PredictCall(HttpCall[Answer]):
         if (cascade := ingress.link.cascades.get(self.model)) is not None:
             if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")
-            return lambda: predict_cascade(ingress, cascade, images, terms, options=self._options)
+            return lambda: predict_cascade(ingress, cascade, served, images, terms, options=self._options)
         if (tiling := self._tiling) is not None and tiling.side:
             return lambda: predict_tiled(ingress, served, images, terms, options=self._options, tiling=tiling)
         return partial(predict_images, ingress, served, images, terms, options=self._options)

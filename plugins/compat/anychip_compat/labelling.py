@@ -49,8 +49,7 @@ class LabellingCall(HttpCall[Answer]):
         model, params = document.get("model"), document.get("params") or {}
         if not isinstance(model, str) or not isinstance(params, dict):
             raise invalid_request('the body must be {"model": "…", "image": "data:image/png;base64,…", "params": {}}')
-        named = self.context.served = ingress.link.find(model, ingress.link.version(model))
-        self.context.model = model
+        named = self.context.choose(model)
         given = {name: value for name, value in params.items() if value}
         options = Options(
             score_threshold=number(given, "conf_threshold", DEFAULT_OPTIONS.score_threshold, 0, 1),
@@ -61,7 +60,7 @@ class LabellingCall(HttpCall[Answer]):
             raise invalid_request("filter_classes must be a list of labels")
         self.wanted = frozenset(wanted)
         if (cascade := ingress.link.cascades.get(model)) is not None:
-            return lambda: predict_cascade(ingress, cascade, [image], terms, options=options)
+            return lambda: predict_cascade(ingress, cascade, named, [image], terms, options=options)
         return lambda: predict(ingress, named, [image], terms, options=options)
 
 

@@ -24,7 +24,7 @@ from app.ingress.context import RequestContext, interrupted_at
 from app.ingress.inference import run
 from app.ingress.ingress import Call, Ingress, Run
 from app.link import INLINE_BYTES, Link, ServedModel, Terms
-from app.observability.triton_statistics import FIRST_VERSION
+from app.observability.triton_statistics import of_version
 from app.protocols import open_inference, signatures, wire
 from app.protocols.options import CLASSIFICATION, X_PRIORITY
 from app.protocols.parameters import deadline_s, read, read_headers
@@ -124,13 +124,13 @@ def _parameters(given: Mapping[str, Message]) -> dict[str, Any]:
     return {name: getattr(value, value.WhichOneof("parameter_choice") or "bool_param") for name, value in given.items()}
 
 
-def serialized_response(request: Message, version: str, answered: wire.InferenceResponse) -> bytes:
-    """Serialise the ModelInferResponse to a request that this version of its model has answered.
+def serialized_response(request: Message, model: str, answered: wire.InferenceResponse) -> bytes:
+    """Serialise the ModelInferResponse to a request that this model, with its version, has answered.
 
     May run in a thread: joining lets other threads run.
     """
     response = message("ModelInferResponse")(
-        model_name=request.model_name, model_version=version or FIRST_VERSION, id=request.id
+        model_name=request.model_name, model_version=of_version(model)[1], id=request.id
     )
     for name, value in answered.made_by.items():
         setattr(response.parameters[name], "bool_param" if isinstance(value, bool) else "string_param", value)
@@ -218,8 +218,8 @@ class Methods:
             trailing.append(("traceparent", context.traceparent.decode()))
         context.call.set_trailing_metadata(trailing)
         if response.data_bytes <= INLINE_BYTES:
-            return serialized_response(request.message, call.version, response)
-        return await self._ingress.offload(serialized_response, request.message, call.version, response)
+            return serialized_response(request.message, context.model, response)
+        return await self._ingress.offload(serialized_response, request.message, context.model, response)
 
     async def model_stream_infer(
         self, requests: AsyncIterator[RawRequest | ServiceError], stream: RpcContext
