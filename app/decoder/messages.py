@@ -133,10 +133,9 @@ class Inbox:
         self._working_on = self._view[:4].cast("I")
 
     @property
-    def working_on(self) -> int | None:
-        """Return the job that the decoder has begun and not ended."""
-        number = self._working_on[0]
-        return number - 1 if number else None
+    def working_on(self) -> int:
+        """Return the job that the decoder says it has begun and not ended, -1 if there is none."""
+        return self._working_on[0] - 1
 
     def begin(self, token: int) -> None:
         """Note, in the decoder, that work on this job begins."""

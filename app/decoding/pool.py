@@ -106,12 +106,6 @@ class DecoderProcess(SupervisedChild):
         self._loop = asyncio.get_running_loop()
         self._connection: socket.socket | None = None
 
-    @property
-    def working_on(self) -> PendingImage | None:
-        """Return the image that it says it has begun and not ended."""
-        token = self.inbox.working_on
-        return None if token is None or token not in self.sent else self.sent[token][0]
-
     async def begin(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -151,7 +145,7 @@ class DecoderProcess(SupervisedChild):
 
     def gone(self) -> None:
         """Report its images, and the one to blame."""
-        begun, had = self.working_on, [image for image, _ in self.sent.values()]
+        (begun, _), had = self.sent.get(self.inbox.working_on, (None, 0)), [image for image, _ in self.sent.values()]
         self.sent.clear()
         self.inbox.close()
         if self.cause is Cause.STOPPED:

@@ -11,6 +11,7 @@ sees parts of it, and once more for each further portion.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -35,9 +36,7 @@ async def predict_cascade(
     *,
     options: Options,
 ) -> Answer:
-    """Predict for images, all or nothing; return the cascade's entries. Raises ServiceError. `first`: its first model,
-    in the version that was chosen for the request.
-    """
+    """Predict for images, all or nothing, by `first` and the later models; return the entries. Raises ServiceError."""
     encoded = [image for image in images if not isinstance(image, Frame)]
     if len(encoded) < len(images):
         raise invalid_request(f"{cascade.name} takes encoded images: later models see parts of the original")
@@ -50,42 +49,38 @@ async def predict_cascade(
     return Answer(entries, request.computed_by)
 
 
+@dataclass(eq=False)
 class _Request:
     """Images of one request, as a cascade sees them (models.contract.cascade.CascadeRequest).
 
-    `served`: the version of each model that answers this request.
+    `served`: the version of each model that answers this request; `computed_by`: origin of the first answer.
     """
 
-    def __init__(
-        self,
-        ingress: Ingress,
-        served: Mapping[str, ServedModel],
-        images: Sequence[Encoded],
-        terms: Terms,
-        options: Options,
-    ) -> None:
-        self._ingress, self._served, self._images, self._terms, self._options = ingress, served, images, terms, options
-        self.computed_by: ComputedBy | None = None
-        """Origin of the first answer: weights, device, engine, precision."""
+    ingress: Ingress
+    served: Mapping[str, ServedModel]
+    images: Sequence[Encoded]
+    terms: Terms
+    options: Options
+    computed_by: ComputedBy | None = None
 
     def sizes(self) -> list[tuple[int, int]]:
-        return [self._ingress.link.measure(image, self._terms) for image in self._images]
+        return [self.ingress.link.measure(image, self.terms) for image in self.images]
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
-        served = self._served[model]
-        return self._taken(await predict(self._ingress, served, self._images, self._terms, options=self._options))
+        served = self.served[model]
+        return self._taken(await predict(self.ingress, served, self.images, self.terms, options=self.options))
 
     async def parts(self, model: str, parts: Sequence[Part]) -> list[dict[str, Any]]:
-        ingress, served = self._ingress, self._served[model]
+        ingress, served = self.ingress, self.served[model]
 
         async def ask(portions: Sequence[Sequence[Part]]) -> list[list[dict[str, Any]]]:
             answers = []
             for portion in portions:
                 contents = [
-                    Regions(self._images[number], [region for _, region in of_image])
+                    Regions(self.images[number], [region for _, region in of_image])
                     for number, of_image in groupby(portion, key=itemgetter(0))
                 ]
-                answer = await computed(ingress, served, contents, self._terms, options=self._options)
+                answer = await computed(ingress, served, contents, self.terms, options=self.options)
                 answers.append(self._taken(answer))
             return answers
 

@@ -236,9 +236,8 @@ class RequestContext:
             raise
 
     def choose(self, name: str, version: str = "") -> ServedModel:
-        """Choose the model that answers, as `Link.choose` says, and count the request for it. Raises MODEL_NOT_FOUND.
-
-        A version is counted as a model of its own; two stages have a name of their own.
+        """Choose the model that answers, as `Link.choose` says, and count the request for it: for its version, and two
+        stages under their own name. Raises MODEL_NOT_FOUND.
         """
         served = self.served = self._link.choose(name, version)
         self.model = served.model.name if name in self._link.models else name

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
 
 import numpy as np
 import pytest
@@ -299,40 +300,23 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         assert moved().get("wasted n", 0) == (4 if stage == "infer" else 0)
 
 
-class TwoStages(Call):
-    """A request for the cascade `two`."""
-
-    model, version = "two", ""
-
-    def __init__(self, link):
-        self.context = RequestContext(link, {"headers": ()})
-        self.context.task = asyncio.current_task()
-
-    def terms(self, _):
-        return Terms(FAR)
-
-    async def read(self, *_):
-        pass
-
-    async def prepare(self, ingress, served, terms, _):
-        return lambda: predict_cascade(ingress, Parts(), served, [b"one"], terms, options=Options())
-
-    def watched(self, run, _):
-        return run()
-
-
 async def test_two_stages_are_answered_by_the_version_that_shares_name_and_counted_for_it():
     decoders, models = Decoders(), tuple(map(classifier, ("m", "n", "m@2")))
     async with dispatching(Worker(models=models), decoders=decoders, models=models) as fleet:
         link, moved = fleet.link, counting(fleet._metrics)
         link.models, link.cascades, link.traffic = fleet.models, {"two": Parts()}, {"m": {"2": 1.0}}
         link.settings = Settings(log_requests=False)
-        ingress = Ingress(link, None)
+        call = MagicMock(Call, model="two", version="", terms=lambda _: Terms(FAR), watched=lambda run, _: run())
+        call.prepare = AsyncMock(
+            side_effect=lambda ingress, served, terms, _: (
+                lambda: predict_cascade(ingress, Parts(), served, [b"one"], terms, options=Options())
+            )
+        )
 
         async def answer():
-            call = TwoStages(link)
-            with call.context:
-                await ingress.answer(call)
+            with RequestContext(link, {"headers": ()}) as call.context:
+                call.context.task = asyncio.current_task()
+                await Ingress(link, None).answer(call)
 
         task = asyncio.ensure_future(answer())
         await turns()
@@ -341,4 +325,3 @@ async def test_two_stages_are_answered_by_the_version_that_shares_name_and_count
         with pytest.raises(ServiceError):
             await task
         assert moved() == {"requests m@2 INTERNAL": 1, "stage_seconds m@2 upload": 1}
-        await ingress.close()
