@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -258,19 +258,26 @@ class Parts:
 
 
 @pytest.mark.parametrize("stage", ["first", "decode", "queue", "infer"])
-async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
-    decoders, models = Decoders(), (classifier("m"), classifier("n"))
+async def test_who_leaves_in_two_stages_leaves_nothing_in_either_and_counts_for_the_version_of_its_share(stage):
+    decoders, models = Decoders(), tuple(map(classifier, ("m@2", "n", "m")))
     worker = Worker(models=models)
     async with dispatching(worker, decoders=decoders, models=models) as fleet:
         before = [pool.slots.taken for pool in fleet.models.values()]
         moved = counting(fleet._metrics)
         link = fleet.link
-        link.models, link.settings = fleet.models, SimpleNamespace(max_images=4)
-        ingress = SimpleNamespace(link=link, replies=fleet.replies)
-        terms = Terms(FAR)
-        task = asyncio.ensure_future(
-            predict_cascade(ingress, Parts(), link.models["m"], [b"one", b"two"], terms, options=Options())
+        link.models, link.cascades, link.traffic = fleet.models, {"two": Parts()}, {"m": {"2": 1.0}}
+        link.settings, terms, images = Settings(max_images=4, log_requests=False), Terms(FAR), [b"one", b"two"]
+        call = MagicMock(Call, model="two", version="", terms=lambda _: terms, watched=lambda run, _: run())
+        call.prepare.side_effect = lambda ingress, served, terms, _: partial(
+            predict_cascade, ingress, Parts(), served, images, terms, options=Options()
         )
+
+        async def answer():
+            with RequestContext(link, {"headers": ()}) as call.context:
+                call.context.task = asyncio.current_task()
+                await Ingress(link, None).answer(call)
+
+        task = asyncio.ensure_future(answer())
         await turns()
         assert [image.model for image in decoders.given] == [0, 0]
         if stage != "first":
@@ -289,8 +296,9 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         terms.recorder.abandoned = True
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        expected = {"first": {"cancelled m decode": 2}}.get(stage, {f"cancelled n {stage}": 4})
+        expected = {"first": {"cancelled m@2 decode": 2}}.get(stage, {f"cancelled n {stage}": 4})
         assert {name: count for name, count in moved().items() if name.startswith("cancelled")} == expected
+        assert moved()["requests m@2 CANCELLED"] == 1
         assert all(image.wanted == 0 for image in decoders.given)
         decoders.end(DecodeFailedError("it is not wanted any more"))
         for run in worker.runs[1:]:
@@ -298,30 +306,3 @@ async def test_who_leaves_in_two_stages_leaves_nothing_in_either(stage):
         await turns()
         assert [pool.slots.taken for pool in fleet.models.values()] == before
         assert moved().get("wasted n", 0) == (4 if stage == "infer" else 0)
-
-
-async def test_two_stages_are_answered_by_the_version_that_shares_name_and_counted_for_it():
-    decoders, models = Decoders(), tuple(map(classifier, ("m", "n", "m@2")))
-    async with dispatching(Worker(models=models), decoders=decoders, models=models) as fleet:
-        link, moved = fleet.link, counting(fleet._metrics)
-        link.models, link.cascades, link.traffic = fleet.models, {"two": Parts()}, {"m": {"2": 1.0}}
-        link.settings = Settings(log_requests=False)
-        call = MagicMock(Call, model="two", version="", terms=lambda _: Terms(FAR), watched=lambda run, _: run())
-        call.prepare = AsyncMock(
-            side_effect=lambda ingress, served, terms, _: (
-                lambda: predict_cascade(ingress, Parts(), served, [b"one"], terms, options=Options())
-            )
-        )
-
-        async def answer():
-            with RequestContext(link, {"headers": ()}) as call.context:
-                call.context.task = asyncio.current_task()
-                await Ingress(link, None).answer(call)
-
-        task = asyncio.ensure_future(answer())
-        await turns()
-        assert [image.model for image in decoders.given] == [2]
-        decoders.end(DecodeFailedError("it cannot be"))
-        with pytest.raises(ServiceError):
-            await task
-        assert moved() == {"requests m@2 INTERNAL": 1, "stage_seconds m@2 upload": 1}

@@ -8,6 +8,7 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import PIL
@@ -400,19 +401,14 @@ def test_a_decoder_places_each_region_behind_an_image_in_its_slot() -> None:
 
 def test_a_decoder_answers_at_once_for_what_waits_and_none_that_is_done_waits_for_a_large_one(monkeypatch):
     now_ms, sent = [0.0], []
-    # Sizes of the images in each packet, None where no packet waits; a kilobyte takes a millisecond.
-    steps = iter([[1, 1], [1], None, [1], [9], [1, 1, 1, 1], [1], None, None])
+    # Sizes of the images in each packet, none where no packet waits; a kilobyte takes a millisecond.
+    packets = iter([[1, 1], [1], [], [1], [9], [1, 1, 1, 1], [1], []])
 
-    class Connection:
-        def recv(self, _, flags):
-            step = next(steps)
-            if step is None and flags:
-                raise BlockingIOError
-            sizes = step or next(steps, None) or []
-            return to_packet([Job(0, Kind.ENCODED, 0, 0, 0, 1200 * size, 1, 1) for size in sizes]) if sizes else b""
-
-        def send(self, packet):
-            sent.append(len(reader(Decoded)(packet)))
+    def recv(_, flags):
+        sizes = next(packets, [])
+        if flags and not sizes:
+            raise BlockingIOError
+        return to_packet([Job(0, Kind.ENCODED, 0, 0, 0, 1200 * size, 1, 1) for size in sizes]) if sizes else b""
 
     def answer(_, job):
         now_ms[0] += job.size / 1000
@@ -420,5 +416,6 @@ def test_a_decoder_answers_at_once_for_what_waits_and_none_that_is_done_waits_fo
 
     monkeypatch.setattr(Decoder, "answer", answer)
     monkeypatch.setattr(main.time, "monotonic", lambda: now_ms[0] / 1000)
-    main.decode_forever(DecodePlan((), (), 0, 0, 0, ("error", "text")), Connection(), None, None)
+    connection = Mock(recv=recv, send=lambda packet: sent.append(len(reader(Decoded)(packet))))
+    main.decode_forever(DecodePlan((), (), 0, 0, 0, ("error", "text")), connection, None, None)
     assert sent == [3, 1, 1, 4, 1]
