@@ -57,12 +57,6 @@ def asked(client, name, colour=0, **query):
     return answer.json()
 
 
-def by_grpc(channel):
-    """Return the version that an answer over gRPC names, and the weights that made it."""
-    answer = infer(channel, image_request(picture(0), model="dogs"))
-    return answer.model_version, answer.parameters["weights"].string_param
-
-
 def test_a_version_is_asked_for_by_its_number(client):
     assert asked(client, "dogs")["weights"] == "one.torchscript"
     assert asked(client, "dogs", version="1")["weights"] == "one.torchscript"
@@ -104,7 +98,8 @@ def test_traffic_is_shared_as_it_is_said(service, client, grpc_address):
         seen = {asked(client, "dogs")["weights"] for _ in range(40)}
         assert seen == {"one.torchscript", "two.torchscript"}
         with grpc.insecure_channel(grpc_address) as channel:
-            said = {by_grpc(channel) for _ in range(40)}
+            answers = [infer(channel, image_request(picture(0), model="dogs")) for _ in range(40)]
+        said = {(each.model_version, each.parameters["weights"].string_param) for each in answers}
         assert said == {("1", "one.torchscript"), ("2", "two.torchscript")}
         for wrong in ({"3": 1}, {"1": -1, "2": 2}, {"1": 0}, {"1": True}, 5, None):
             assert admin.post("/v2/repository/models/dogs/traffic", json={"shares": wrong}).status_code == 400

@@ -237,14 +237,10 @@ def builder(folder: Path) -> Iterator[Builder]:
     finally:
         for container in made("containers", "-q").split():
             made("rm", container)
-        for point in _mounted_below(folder):
+        points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        for point in sorted((each for each in points if Path(each).is_relative_to(folder.resolve())), reverse=True):
             subprocess.run(["umount", point], check=True)
         shutil.rmtree(folder)
-
-
-def _mounted_below(folder: Path) -> list[str]:
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return sorted((point for point in points if Path(point).is_relative_to(folder.resolve())), reverse=True)
 
 
 @dataclass(frozen=True)

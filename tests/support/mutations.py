@@ -379,10 +379,6 @@ def planted(mutation: Mutation, root: Path) -> str:
     return text.replace(mutation.was, mutation.becomes)
 
 
-def _copy(folder: Path) -> None:
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*_NO_PARTS), dirs_exist_ok=True)
-
-
 def _path(copy: Path, test: str) -> str:
     file, *names = test.split("::")
     path = next(path for room in ("unit", "virtual") if (path := copy / "tests" / room / file).exists())
@@ -429,7 +425,7 @@ def found_by(mutations: Sequence[Mutation]) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        _copy(copy)
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*_NO_PARTS), dirs_exist_ok=True)
         if failed := _first_failure(copy, sorted({each.test for each in mutations})):
             raise RuntimeError(f"{failed} fails without a fault")
         for mutation in mutations:

@@ -142,12 +142,6 @@ def _run_script(words: list[str], environment: dict[str, str], files: list[str])
     runpy.run_path(words[0], run_name="__main__")
 
 
-def _run_module(words: list[str]) -> None:
-    _warm_children(words)
-    sys.argv = words[1:]
-    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-
-
 def _warm_children(words: Sequence[str]) -> None:
     """Fork children of this process, which look at files and devices, from the warm one, too, and so a
     worker that would be a fresh interpreter. Leave out workers whose import of three seconds a test wants.
@@ -220,10 +214,11 @@ def _run(words: list[str], folder: str, environment: dict[str, str], output: Con
     os.chdir(folder)
     sys.path.insert(0, folder)  # As -m does.
     multiprocessing.current_process().name = "MainProcess"
+    _warm_children(words)
     if words[0] == "-m":
-        _run_module(words)
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        _warm_children(words)
         sys.argv = ["-c", *words[2:]]
         exec(words[1], {"__name__": "__main__"})
 
