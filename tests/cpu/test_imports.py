@@ -72,7 +72,7 @@ _CHECKS = {
 
 @pytest.mark.parametrize("check", _CHECKS)
 def test_in_a_process_of_its_own(check: str) -> None:
-    subprocess.run([sys.executable, "-c", _CHECKS[check]], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", _CHECKS[check]], cwd=ROOT, check=True, timeout=280)
 
 
 def test_a_child_keeps_what_vendors_put_on_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
