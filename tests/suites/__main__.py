@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.suites.choice import ROOT, changed_on_branch, changed_paths, choose, file_of, sources_of_tests
 from tests.suites.table import (
@@ -107,6 +108,27 @@ def phases(suites: Mapping[str, Suite], marked: str, more: Sequence[str]) -> dic
     return {name: command(suite, marked, more) for name, suite in suites.items()}
 
 
+def together(suites: Mapping[str, Suite], done: Mapping[str, Suite] = MappingProxyType({})) -> dict[str, Suite]:
+    """Return suites as one each where they run alike, and without what those of `done` have run.
+
+    Each pytest imports the libraries once for each of its processes, and ends in its longest file while others wait.
+    """
+    alike: dict[tuple[object, ...], dict[str, Suite]] = {}
+    for name, suite in suites.items():
+        alone = name if suite.by_itself else ""
+        alike.setdefault((suite.environment, suite.at_a_time, suite.without, alone), {})[name] = suite
+    found = {}
+    for members in alike.values():
+        first = next(iter(members.values()))
+        ran = {test for suite in done.values() if suite.environment == first.environment for test in suite.tests}
+        tests = dict.fromkeys(test for suite in members.values() for test in suite.tests if test not in ran)
+        whole = tuple(test for test in tests if test == file_of(test) or file_of(test) not in tests)
+        if whole:
+            left = (*first.without, *sorted(test for test in ran if file_of(test) in whole))
+            found[" ".join(members)] = replace(first, tests=whole, without=left)
+    return found
+
+
 def of_check(more: Sequence[str]) -> dict[str, list[str]]:
     unit = MAKE_TEST["unit"]
     tests = tuple(test for test in unit.tests if test not in CHECK_LEAVES_OUT)
@@ -115,7 +137,7 @@ def of_check(more: Sequence[str]) -> dict[str, list[str]]:
 
 
 def of_test(more: Sequence[str]) -> dict[str, list[str]]:
-    return {**LINT, **phases(MAKE_TEST, EACH, more)}
+    return {**LINT, **phases(together(MAKE_TEST), EACH, more)}
 
 
 def one_by_one(suites: Mapping[str, Suite]) -> dict[str, Suite]:
@@ -221,7 +243,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     ):
         needs = named.add_parser(name, help=f"print {text}")
         needs.add_argument("suites", nargs="*", help="these suites, in place of those that paths choose")
-    chosen = named.add_parser("chosen", help="run them")
+    chosen = named.add_parser("chosen", help="run what `make test` has not run of them")
     chosen.add_argument("--limit-s", type=float, help="fail what is not done by then")
     by_name = named.add_parser("run", help="run suites by their names")
     by_name.add_argument("--each", action="store_true", help="every file by itself, to see what takes how long")
@@ -259,7 +281,8 @@ def main(words: Sequence[str]) -> int:
     elif options.command == "environments":
         print("\n".join(environments(wanted_by)))
     else:
-        return finished(phases({name: BY_PATH[name] for name in chosen}, EACH, ()), limit_s=options.limit_s)
+        wanted = phases(together({name: BY_PATH[name] for name in chosen}, done=MAKE_TEST), EACH, ())
+        return finished(wanted, limit_s=options.limit_s)
     return 0
 
 

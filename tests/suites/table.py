@@ -29,6 +29,8 @@ class Suite:
     """Whose Python runs them. `make NAME-environment` makes `.venv-NAME`."""
     wants: tuple[str, ...] = ()
     """Further environments whose programs they start."""
+    by_itself: bool = False
+    """Whether it is a pytest of its own: all others that run alike are one."""
     programs: tuple[str, ...] = ()
     """Debian's packages that they need, keys of PACKAGES."""
     by_its_paths_alone: bool = False
@@ -93,6 +95,7 @@ MAKE_TEST = {
         "the installed command, from an empty folder, on files as libraries write them",
         ("tests/acceptance",),
         at_a_time=2,
+        by_itself=True,  # It has a pytest.ini.
     ),
     "unit": Suite("what starts no process and computes no network", UNIT, without=COMPUTING, at_a_time=ALL_PROCESSORS),
     "service": Suite(

@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from tests.environments.make import ENVIRONMENTS
 from tests.suites import __main__ as commands
 from tests.suites import choice
-from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, PACKAGES, PATHS, SUITES
+from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, ONE_BY_ONE, PACKAGES, PATHS, SUITES, Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = choice.sources_of_tests()
@@ -61,6 +62,10 @@ def test_what_suites_name_is_there() -> None:
     single = [test.partition("[")[0].partition("::") for test in named if "::" in test]
     assert single
     assert [(path, test) for path, _, test in single if test not in functions_of(path)] == []
+    # pytest leaves out all that begin with the name of one that it is to leave out.
+    assert [
+        test for path, _, test in single if any(each != test and each.startswith(test) for each in functions_of(path))
+    ] == []
 
 
 def test_rows_and_suites_name_each_other_and_what_is_known() -> None:
@@ -134,6 +139,23 @@ def test_without_a_commit_that_has_landed_everything_is_chosen(tmp_path: Path, m
     assert choice.changed_paths(tmp_path, base) == ["a.py", "b.py", "c.py"]
     del answers["merge-base"]  # git fails: it is no ancestor.
     assert choice.changed_paths(tmp_path, base) == [choice.EVERYTHING]
+
+
+def test_suites_that_run_alike_are_one_and_run_nothing_twice() -> None:
+    made = Suite("", ("tests/a.py::one", "tests/b.py"))
+    several = {
+        "a": Suite("", ("tests/a.py", "tests/b.py")),
+        "slow": Suite("", ("tests/slow.py",), at_a_time=ONE_BY_ONE),
+        "part": Suite("", ("tests/a.py::two", "tests/c.py")),
+        "other": Suite("", ("tests/b.py",), environment=".venv-other"),
+        "own": Suite("", ("tests/own",), by_itself=True),
+        "ran": Suite("", ("tests/b.py",), at_a_time=2),
+    }
+    assert commands.together(several, done={"made": made}) == {
+        "a part": replace(several["a"], tests=("tests/a.py", "tests/c.py"), without=("tests/a.py::one",)),
+        **{name: several[name] for name in ("slow", "other", "own")},
+    }
+    assert set(" ".join(commands.together(BY_PATH)).split()) == set(BY_PATH)
 
 
 def test_all_that_runs_somewhere_runs_at_night() -> None:
