@@ -122,7 +122,7 @@ def test_auto_goes_through_the_engines_to_eager_and_says_why() -> None:
 def test_sample_weights_answer_on_photographs_as_on_the_cpu(tmp_path: Path, architecture: str) -> None:
     model = open_model(parse_spec(f"{architecture}:sample"), tmp_path, allow_download=False)
     with np.load(os.environ["PHOTOGRAPHS"]) as file:
-        photographs = [file[name] for name in sorted(file)]
+        photographs = [file[name] for name in sorted(file)[:2]]
     assert isinstance(model, PixelModel)
     pixels = torch.zeros((len(photographs), *model.input_shape), dtype=torch.uint8)
     for photograph, row in zip(photographs, pixels, strict=True):
