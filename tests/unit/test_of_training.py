@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,11 @@ def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Pat
             open_model(spec, tmp_path / "cache")
 
 
+@functools.cache
+def core(architecture: str) -> Any:
+    return YOLO.of("x", architecture, ("one",), "random", None, size=(64, 64)).network().core
+
+
 @pytest.mark.parametrize(
     ("path", "name", "facts", "said"),
     [
@@ -179,12 +185,7 @@ def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Pat
         ("model.0.act", "torch.nn.modules.activation.SiLU", {}, ""),
         ("model.0.act", "torch.nn.modules.activation.ReLU", {}, "is ReLU and not SiLU"),
         ("model.9.m", "torch.nn.modules.pooling.MaxPool2d", {"kernel_size": (5, 5), "padding": 2, "dilation": 1}, ""),
-        (
-            "model.9.m",
-            "torch.nn.modules.pooling.MaxPool2d",
-            {"kernel_size": 3, "padding": 1},
-            "has kernel_size 3 and has",
-        ),
+        ("model.9.m", "torch.nn.modules.pooling.MaxPool2d", {"kernel_size": 3, "padding": 1}, "has kernel_size 3 and"),
         ("model.10", "torch.nn.modules.upsampling.Upsample", {"scale_factor": 2.0, "mode": "nearest"}, ""),
         ("model.10", "torch.nn.modules.upsampling.Upsample", {"mode": "bilinear"}, "has mode bilinear"),
         ("model.10", "ultralytics.nn.modules.conv.Concat", {}, ""),
@@ -198,7 +199,7 @@ def test_what_computes_beside_a_network_is_not_left_out(name: str, tmp_path: Pat
 def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, facts: dict[str, Any], said: str) -> None:
     of_path = {"flow_model": "yolo26n-pose", "pool": "yolov8n-cls"}
     architecture = next((of_path[part] for part in path.split(".") if part in of_path), "yolov8n")
-    network = YOLO.of("x", architecture, ("one",), "random", None, size=(64, 64)).network().core
+    network = core(architecture)
     if not said:
         check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
         return

@@ -30,7 +30,16 @@ LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.Loop}
 sees_blocked = pytest.mark.skipif(not BLOCKED_IS_SEEN, reason="this kernel has no schedstat")
 
 
-@pytest.fixture(params=[False, True], ids=["alone", "beside hogs"])
+# Services have uvloop's.
+EACH = [
+    ("asyncio", False),
+    ("uvloop", False),
+    ("uvloop", True),
+    pytest.param("asyncio", True, marks=pytest.mark.nightly),
+]
+
+
+@pytest.fixture
 def hogs(request):
     """Two for each processor, where there are any."""
     count = 2 * len(os.sched_getaffinity(0)) if request.param else 0
@@ -74,7 +83,7 @@ def run(kind, main):
     return witness.confirmed(found)
 
 
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize(("kind", "hogs"), EACH, indirect=["hogs"])
 @pytest.mark.parametrize("blocks", [False, pytest.param(True, marks=sees_blocked)], ids=["computes", "blocks"])
 def test_what_holds_a_loop_up_is_named_and_nothing_else(hogs, kind, blocks):
     def plant():
@@ -94,7 +103,7 @@ def test_what_holds_a_loop_up_is_named_and_nothing_else(hogs, kind, blocks):
     assert (held.turns > COMPUTED_TURNS, held.blocked_s > BLOCKED_S) == (not blocks, blocks)
 
 
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize(("kind", "hogs"), EACH, indirect=["hogs"])
 def test_of_a_loop_that_others_keep_from_the_processor_nothing_is_said(hogs, kind):
     async def main():
         for _ in range(40):
