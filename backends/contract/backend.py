@@ -113,8 +113,8 @@ class TensorNetwork(Network, Protocol):
     """Network of several tensors, which lie packed in each item: input_shape is (bytes of an item,).
 
     `form`: the kind of `file`: `onnx`, a `program` of torch.export, a `script`. An ONNX file is no PyTorch module:
-    calling that network only gives the reference. `core`: the graph itself, over one tensor an input;
-    `inputs`: each one's `name`, and NumPy's `dtype` and the `shape` of one item; `places`: each
+    calling that network only gives the reference. `core`: the graph itself, over one tensor an input; `inputs`: each
+    one's `name`, NumPy's `dtype`, the `shape` of one item, and the `limits` of its numbers, if stated; `places`: each
     input's place in an item. If `batched` is False, the graph takes tensors without the batch axis, and a batch is one
     item.
     """

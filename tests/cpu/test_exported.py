@@ -17,6 +17,7 @@ from torch import nn
 from app.precision.described import weights_key
 from app.precision.gate import compile_options
 from app.worker.load import unbuilt
+from backends import EngineRefusedError
 from backends.vendors.cpu import CpuBackend
 from models import (
     DATATYPES,
@@ -317,6 +318,22 @@ def test_every_engine_answers_as_pytorch_at_every_batch_size(models, suffix, eng
         for output, wanted in zip(executable.run(packed(model, inputs, size)), expected(inputs).values(), strict=True):
             np.testing.assert_allclose(output, wanted, atol=1e-5)
     executable.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+def test_64_bits_are_not_computed_in_32_where_the_gate_does_not_know_the_numbers(tmp_path, dtype):
+    file = frozen(Squared(), (torch.ones(2, 3, dtype=dtype),), tmp_path / "squared.pt2")
+    model = open_model(parse_spec(f"squared={file}"), tmp_path)
+    with pytest.raises(EngineRefusedError, match="state the range of 'tensor'"):
+        loaded(model, "openvino", sizes=(1,))
+    many = {"tensor": np.array([[2**31 + 1, -(2**20), 3]], DATATYPES[model.inputs[0].datatype])}
+    [answer] = loaded(model, "eager", sizes=(1,))[0].run(packed(model, many, 1))
+    np.testing.assert_array_equal(answer, many["tensor"] ** 2)
+
+
+class Squared(nn.Module):
+    def forward(self, tensor):
+        return tensor * tensor
 
 
 # Beside the file
