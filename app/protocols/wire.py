@@ -156,13 +156,13 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], content: Buffer) 
 
 
 def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any]) -> Array:
-    """Make a tensor of a list of its values, nested or flat. Raises INVALID_REQUEST.
+    """Make a tensor of a list of its values, nested as its shape or flat. Raises INVALID_REQUEST.
 
     NumPy sees the values only after all of them are known to be numbers: of one long string among many it would make an
     array of as many strings of that length.
     """
     dtype = _dtype(name, datatype)
-    flat = _flat(name, values)
+    flat = _flat(name, shape, values)
     if not set(map(type, flat)) <= _TYPES[dtype.kind]:
         raise invalid_request(f"the data of {name} must be {datatype} values only")
     if len(flat) != size_of(shape):
@@ -175,20 +175,26 @@ def from_values(name: str, datatype: str, shape: Sequence[int], values: list[Any
         limits = np.iinfo(dtype)
         if min(flat) < limits.min or max(flat) > limits.max:
             raise invalid_request(f"the data of {name} has values beyond {datatype}")
-    with np.errstate(over="ignore"):  # Becomes infinity; later checks look for it.
+    with np.errstate(over="raise"):
         try:
             return np.array(flat, np.float64 if dtype.kind == "f" else dtype).astype(dtype, copy=False).reshape(shape)
-        except OverflowError:
+        except (OverflowError, FloatingPointError):
             raise invalid_request(f"the data of {name} has values beyond {datatype}") from None
 
 
-def _flat(name: str, values: list[Any]) -> list[Any]:
-    """Flatten nested lists, all of one length at each depth. Raises INVALID_REQUEST."""
+def _flat(name: str, shape: Sequence[int], values: list[Any]) -> list[Any]:
+    """Flatten lists that are nested as the shape says, to its end or less deep. Raises INVALID_REQUEST."""
+    lengths = [len(values)]
     for _ in range(_MOST_DEPTH):
         if not values or type(values[0]) is not list:
+            # Rows of another length would be read on in the next row. Axes of length 1 change no number's place.
+            rows, wanted = ([length for length in each if length != 1] for each in (lengths, shape))
+            if any(one != other for one, other in zip(rows[:-1], wanted, strict=False)):
+                raise invalid_request(f"the data of {name} is nested as {lengths}, but its shape is {list(shape)}")
             return values
         if set(map(type, values)) != {list} or len(set(map(len, values))) > 1:
             raise invalid_request(f"the data of {name} is no rectangular list of values")
+        lengths.append(len(values[0]))
         values = list(chain.from_iterable(values))
     raise invalid_request(f"the data of {name} is nested deeper than {_MOST_DEPTH} lists")
 

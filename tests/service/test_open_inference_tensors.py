@@ -102,5 +102,7 @@ def test_requests_that_make_no_sense(client, given):
         assert reason in assert_error(client.post(INFER, json={"inputs": tensors}), 400, "INVALID_REQUEST")
     raw = client.post(INFER, content=b"12345678", headers={"Inference-Header-Content-Length": "0"})
     assert "raw request" in assert_error(raw, 400, "INVALID_REQUEST")
+    raw = client.post(f"{INFER}?timeout=1&timeout=2", content=b"1", headers={"Inference-Header-Content-Length": "0"})
+    assert "more than once" in assert_error(raw, 400, "INVALID_REQUEST")
     image = client.post("/v1/models/qa:predict", content=GREY, headers={"Content-Type": "image/jpeg"})
     assert "tensors" in assert_error(image, 400, "INVALID_REQUEST")

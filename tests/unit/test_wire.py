@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 from app.errors import ServiceError
 from app.http.call import as_large_json
+from app.http.routes.infer import _as_json
 from app.protocols import wire
 from app.protocols.open_inference import results, size_bytes
 from app.protocols.wire import RequestedOutput
@@ -62,6 +63,24 @@ def test_whole_numbers_may_be_written_with_a_point():
     for wrong in (0.5, 256.0, -1.0, 1e300):
         with pytest.raises(ServiceError, match="UINT8"):
             wire.from_values("x", "UINT8", (1,), [wrong])
+
+
+def test_lists_are_nested_as_their_shape_or_refused():
+    pairs = [[1, 2, 3], [4, 5, 6]]
+    for shape in ((2, 3), (1, 2, 3), (2, 1, 3, 1)):
+        assert wire.from_values("x", "FP32", shape, pairs).reshape(2, 3).tolist() == pairs
+    assert wire.from_values("x", "FP32", (2, 3, 1), [*range(6)]).shape == (2, 3, 1)
+    for shape in ((3, 2), (6,), (1, 3, 2)):
+        with pytest.raises(ServiceError, match=r"nested as \[2, 3\], but its shape"):
+            wire.from_values("x", "FP32", shape, pairs)
+
+
+def test_json_holds_no_infinity_in_either_direction():
+    with pytest.raises(ServiceError, match="beyond FP32"):
+        wire.from_values("x", "FP32", (1,), [1e39])
+    for held, datatype in ((np.float32(np.inf), "FP32"), (np.float16(1), "FP16")):
+        with pytest.raises(ServiceError, match="no form in JSON; ask for it with binary_data"):
+            _as_json(wire.OutputTensor("y", datatype, (1,), np.array([held])))
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8))

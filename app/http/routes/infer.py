@@ -217,8 +217,10 @@ class RestInferCall(HttpCall[wire.InferenceResponse]):
         self, ingress: Ingress, served: ServedModel, terms: Terms, lease: Lease
     ) -> Run[wire.InferenceResponse]:
         header_bytes = _header_bytes(self.headers, len(self.body))
-        query = dict(pairs_of(self.request.scope["query_string"]))
+        query = dict(pairs := pairs_of(self.request.scope["query_string"]))
         if header_bytes == 0:
+            if len(query) < len(pairs):
+                raise invalid_request("a parameter of the query is given more than once")
             asked = wire.InferenceRequest([open_inference.raw(served.model, self.body)], parameters=query)
             self.parsed = _Parsed(asked, None, {}, True)
         else:
@@ -332,10 +334,9 @@ def _parts(
 def _as_json(result: wire.OutputTensor) -> Any:
     if isinstance(result.data, list):
         return [element.decode() for element in result.data]
-    if result.datatype == "FP16":
-        raise invalid_request(
-            f"the output {result.name} is FP16, which has no form in JSON; ask for it with binary_data"
-        )
+    if result.datatype == "FP16" or (result.data.dtype.kind == "f" and np.isinf(result.data).any()):
+        what = "is FP16" if result.datatype == "FP16" else "holds infinity"
+        raise invalid_request(f"output {result.name} {what}, which has no form in JSON; ask for it with binary_data")
     return result.data.reshape(-1)
 
 
