@@ -125,6 +125,28 @@ def test_csv_parquet_and_coco_hold_what_the_lines_hold(tmp_path):
     assert columns["error"] == [None, None, "broken", None]
 
 
+def test_coco_holds_masks_turned_boxes_and_points_with_their_areas(tmp_path):
+    counts = "e24j00ZO=1CO=90000FE1;OE1;OE1;OE1;9000000000000000000000000000000000000[8"  # As pycocotools does.
+    mask, square = {"size": [30, 40], "counts": counts}, [[0, 0], [4, 0], [4, 4], [0, 4]]
+    forms = {"mask": mask}, {"segments": [[[1, 1], [2, 2]], square]}, {"mask": None}, {"corners": square[:3]}
+    with Journal(tmp_path / "out.jsonl", "m", resume=False) as journal:
+        found = [{**DETECTION, **form} for form in (*forms, {"keypoints": [{"x": 1.5, "y": 2, "score": 0.9}]})]
+        journal.write(outcome("a.jpg", *found), "w")
+    convert(tmp_path / "out.jsonl", tmp_path / "out.json")
+    whole = (tmp_path / "out.json").read_bytes()
+    written = json.loads(whole)["annotations"]
+    flat = [0, 0, 4, 0, 4, 4, 0, 4]
+    assert [each.get("segmentation") for each in written] == [mask, [flat], None, [flat[:6]], None]
+    assert [each["area"] for each in written] == [463, 16, 200, 8, 200]
+    assert (written[-1]["keypoints"], written[-1]["num_keypoints"]) == ([1.5, 2, 1], 1)
+    with Journal(tmp_path / "other.jsonl", "m", resume=False) as journal:
+        journal.write(FileOutcome(ImageSource("a.jpg", "a"), {"classes": [], "width": 3, "height": 4}), "w")
+    with pytest.raises(CommandError, match=r"write \.jsonl or \.csv"):
+        convert(tmp_path / "other.jsonl", tmp_path / "out.json")
+    assert (tmp_path / "out.json").read_bytes() == whole
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     for name in ("a", "c"):
         image(tmp_path / "in" / f"{name}.png")
@@ -148,9 +170,15 @@ def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):
     assert "exists: --resume goes on with it" in capsys.readouterr().err
     image(tmp_path / "in" / "b.jpg")
     image(tmp_path / "none.jpg")
+    image(tmp_path / "in" / "latin-\udce9.png")
     assert main([*arguments, "--resume"]) == 0
-    assert "2 images, 0 failed" in capsys.readouterr().err
-    assert len(lines(output)) == 4
+    assert "3 images, 0 failed" in capsys.readouterr().err
+    assert Path(lines(output)[-2]["file"]).name == "latin-\\udce9.png"
+    assert main([*arguments, "--resume"]) == 0
+    assert len(lines(output)) == 5
+    assert main(["predict", "resnet18", str(tmp_path / "in"), "--output", str(tmp_path / "out.json"), *NULL]) == 1
+    assert "COCO JSON holds boxes" in capsys.readouterr().err
+    assert (tmp_path / "out.json.partial.jsonl").read_bytes() == b""
 
 
 @pytest.mark.parametrize(("depth", "many"), [(1, False), (2, False), (2, True)])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
-from anychip_tools.prediction.files import LINES, FileOutcome, Journal, check_format, convert, find_images
+from anychip_tools.prediction import files
+from anychip_tools.prediction.files import LINES, FileOutcome, Journal, convert, find_images
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, absent
@@ -86,7 +87,7 @@ def _check_output(parsed: argparse.Namespace) -> None:
         if parsed.resume or parsed.overwrite:
             raise CommandError("--resume and --overwrite need an --output")
         return
-    check_format(parsed.output)
+    files.check_format(parsed.output, parsed.masks)
     journal = _journal_path(parsed.output)
     if parsed.resume and parsed.overwrite:
         raise CommandError("--resume and --overwrite are the opposite of each other")
@@ -168,6 +169,8 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
         shown_s = 0.0
         sources = (each for each in find_images(parsed.images) if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
+            if outcome.prediction is not None and parsed.output.suffix.lower() == files.COCO:
+                files.check_boxes(outcome.prediction)
             journal.write(outcome, predictor.weights)
             drawings.add(outcome)
             if outcome.prediction is None:
@@ -238,7 +241,8 @@ def _print_prediction(path: str, prediction: Any) -> None:
         return
     for found in findings:
         where = "  x {x1:.0f}..{x2:.0f}  y {y1:.0f}..{y2:.0f}".format(**found["box"]) if "box" in found else ""
-        print(f"  {found.get('score', found.get('share')):.3f}  {printable(found['label'])}{where}")
+        second = f": {found['classes'][0]['label']}" if found.get("classes") else ""
+        print(f"  {found.get('score', found.get('share')):.3f}  {printable(found['label'] + second)}{where}")
     if not findings:
         print("  nothing found")
 

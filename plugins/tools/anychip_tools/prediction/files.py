@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,6 +26,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 """Suffixes of the files taken from a directory. A file given by name is read with any suffix."""
 LINES = ".jsonl"
 """Suffix of a file that is a journal itself."""
+COCO = ".json"
 COLUMNS = ("file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error")
 """Columns of a table with one row a box, class, area (its share is the score) or value. An image with none, or one
 that failed, has one row without them."""
@@ -70,7 +71,7 @@ def _named(path: str) -> ImageSource:
 
 
 def _listed(name: str) -> Iterator[ImageSource]:
-    with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8") as lines:
+    with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8-sig", errors="surrogateescape") as lines:
         yield from (_named(line) for line in map(str.strip, lines) if line)
 
 
@@ -122,13 +123,13 @@ class Journal(AbstractContextManager["Journal"]):
 
     def holds(self, path: str) -> bool:
         """Return True if an earlier run has answered for this file."""
-        return bool(self._done) and _digest(path) in self._done
+        return bool(self._done) and _digest(_text(path)) in self._done
 
     def write(self, outcome: FileOutcome, weights: str) -> None:
         """Append an outcome. A kill loses the lines of a moment, and cuts off at most one line."""
-        line: dict[str, Any] = {"file": outcome.source.path, "model": self._model}
+        line: dict[str, Any] = {"file": _text(outcome.source.path), "model": self._model}
         if outcome.prediction is None:
-            line["error"] = outcome.error
+            line["error"] = _text(outcome.error)
         else:
             line.update(weights=weights, **outcome.prediction)
         self._file.write(_encoded(line))
@@ -170,21 +171,39 @@ def _encoded(line: Line) -> bytes:
     return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _digest(path: str) -> bytes:
+def _text(path: str) -> str:
+    """Return a path in UTF-8, which JSON has to be: of a name in another encoding the bytes as \\udcXX."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _digest(text: str) -> bytes:
     """Return eight bytes for a path: a set of a hundred thousand of them stays small."""
-    return hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def convert(journal: Path, target: Path) -> None:
-    """Write `target` from a journal, in the form of its suffix. Raises CommandError, OSError."""
-    _WRITERS[target.suffix.lower()](journal, target)
+    """Write `target` from a journal, in the form of its suffix, or leave it as it was. Raises CommandError, OSError."""
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    try:
+        _WRITERS[target.suffix.lower()](journal, unfinished)
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
-def check_format(output: Path) -> None:
+def check_boxes(prediction: Line) -> None:
+    """Raise CommandError for an answer that COCO JSON cannot hold."""
+    if "detections" not in prediction:
+        raise CommandError("COCO JSON holds boxes, and this model answers with none: write .jsonl or .csv")
+
+
+def check_format(output: Path, masks: str | None = None) -> None:
     """Check before the work that this file can be written here. Raises CommandError."""
     suffix = output.suffix.lower()
     if suffix not in (LINES, *_WRITERS):
         raise CommandError(f"{output} must end with {', '.join((LINES, *_WRITERS))}")
+    if suffix == COCO and masks == "png":
+        raise CommandError("COCO JSON holds masks as --masks polygon or rle, not as png")
     if suffix == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -249,12 +268,9 @@ def _answered(journal: Path) -> Iterator[tuple[int, Line]]:
 
 
 def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, Any]]:
-    from anychip_tools.prediction.drawing import polygons
-
     number = 0
     for image_id, line in _answered(journal):
-        if "detections" not in line:
-            raise CommandError("COCO JSON holds boxes, and this model answers with none: write .jsonl or .csv")
+        check_boxes(line)
         for found in line["detections"]:
             number += 1
             labels[found["class_id"]] = found["label"]
@@ -266,8 +282,42 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
                     "bbox": [box["x1"], box["y1"], round(width, 2), round(height, 2)],
                     "area": round(width * height, 2),
                 }
-            outlines = [[value for point in outline for value in point] for outline in polygons(found)]
-            yield annotation | {"iscrowd": 0, **({"segmentation": outlines} if outlines else {})}
+            if "keypoints" in found:  # Their 1 says that a point is there; the evaluation does not read it.
+                points = [[point["x"], point["y"], 1] for point in found["keypoints"]]
+                annotation |= {"keypoints": list(chain.from_iterable(points)), "num_keypoints": len(points)}
+            yield annotation | _segmentation(found) | {"iscrowd": 0}
+
+
+def _segmentation(found: Line) -> dict[str, Any]:
+    """Return the form of an instance or of a turned box, if it has one, and its area in place of the box's."""
+    from anychip_tools.prediction.drawing import polygons
+
+    if counts := (found.get("mask") or {}).get("counts"):
+        return {"segmentation": found["mask"], "area": _pixels_of(counts)}
+    # Fewer than three points enclose nothing, and COCO's readers take four numbers for a box.
+    outlines = [outline for outline in polygons(found) if len(outline) > 2] or list(
+        filter(None, [found.get("corners")])
+    )
+    area = 0.0
+    for outline in outlines:
+        turns = zip(outline, [*outline[1:], outline[0]], strict=True)
+        area += abs(sum(x * after_y - after_x * y for (x, y), (after_x, after_y) in turns)) / 2
+    flat = [list(chain.from_iterable(outline)) for outline in outlines]
+    return {"segmentation": flat, "area": round(area, 2)} if flat else {}
+
+
+def _pixels_of(counts: str) -> int:
+    """Count the pixels of COCO's run lengths: digits of 5 bits, from the fourth on a change of the last but one."""
+    runs: list[int] = []
+    value = place = 0
+    for character in counts:
+        digit = ord(character) - 48
+        value |= (digit & 31) << place
+        place += 5
+        if not digit & 32:
+            runs.append(value - ((digit & 16) << (place - 4)) + (runs[-2] if len(runs) > 2 else 0))
+            value = place = 0
+    return sum(runs[1::2])
 
 
 def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
@@ -278,5 +328,5 @@ def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
 _WRITERS: dict[str, Callable[[Path, Path], None]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,
-    ".json": _write_coco,
+    COCO: _write_coco,
 }
