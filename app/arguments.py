@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from app.config import Settings
+from pydantic import ValidationError
+
+from app.config import CONFIG_FILE, Settings
 
 
 class CommandError(Exception):
@@ -38,11 +40,16 @@ def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> No
 def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
     """Read a command's settings: from the command line, then `overrides`, then environment, file and defaults.
 
-    Raises pydantic's ValidationError.
+    Raises pydantic's ValidationError, CommandError for a file that is no TOML.
     """
     given: dict[str, str] = {
         name.removeprefix("setting_"): value
         for name, value in vars(parsed).items()
         if name.startswith("setting_") and value is not None
     }
-    return Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
+    try:
+        return Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
+    except ValidationError:
+        raise
+    except ValueError as error:  # Of the file's TOML, or of its bytes.
+        raise CommandError(f"{CONFIG_FILE} is no TOML in UTF-8: {error}") from None

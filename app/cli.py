@@ -7,6 +7,7 @@ imports this module again, loads nothing before its environment is set.
 from __future__ import annotations
 
 import argparse
+import difflib
 import gc
 import json
 import logging
@@ -45,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(setting.replace("-", "_"), Settings.model_fields, 1)
+            hint = f"; did you mean {near[0]}?" if near else ": docs/settings.md names all"
+            return _complain(f"there is no setting {setting}{hint}")
         return _complain(f"{setting}: {first['msg'].removeprefix('Value error, ')} (given: {first['input']!r})")
     except KeyboardInterrupt:
         return 130
@@ -166,7 +171,7 @@ def _actions(parser: argparse.ArgumentParser) -> Any:
 
 def _added(commands: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
     added: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=f"example: anychip {example}"
+        name, help=text, description=text, epilog=f"example: anychip {example}", allow_abbrev=False
     )
     return added
 

@@ -30,6 +30,7 @@ from app.config.values import (
     DeviceMemory,
     GuardPolicy,
     IngressCount,
+    LogLevel,
     ModelList,
     is_cascade,
     sizes_of,
@@ -340,7 +341,7 @@ class ObservabilitySettings(BaseModel):
         "auto", description="Form of log lines: json, text, or auto, which is text on a terminal and json elsewhere"
     )
     log_requests: bool = Field(False, description="One log line a request")
-    log_level: str = Field("info", description="Least severe log line: debug, info, warning, error")
+    log_level: LogLevel = Field("info", description="Least severe log line: debug, info, warning, error")
 
 
 # The last base's fields come first.

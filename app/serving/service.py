@@ -95,6 +95,9 @@ class Service:
                 self.administration.set_traffic(name, {version: float(share) for version, share in shares.items()})
         except (ValueError, ServiceError) as error:
             raise ModelError(f"--traffic: {error}.") from None
+        for name in split(settings.models_on_demand):
+            if name != "all" and (bare := name.removeprefix("-")) not in self.models:
+                raise ModelError(f"--models-on-demand: there is no model {bare!r}.")
         self._tables = Tables(
             settings,
             self.models,

@@ -115,6 +115,7 @@ def test_during_the_grace_period_it_is_not_ready_and_still_answers(tmp_path):
     [
         (("--models", "resnet19"), "resnet"),
         (("--models", "resnet18:random", "--device", "npu"), "npu"),
+        (("--models", "resnet18:random", "--models-on-demand", "all,-dogs"), "there is no model 'dogs'"),
         (
             ("--models", "resnet18:random", "--device", "null", "--null", "load_ms=100000", "--start-timeout-s", "1"),
             "not ready within 1 s",

@@ -32,6 +32,28 @@ def test_what_cannot_be_done_is_said_in_one_sentence(tmp_path, monkeypatch, caps
     assert sentence in line
 
 
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        (b"prot = 1", "there is no setting prot; did you mean port?"),
+        (b"batch-sizes = [1]", "there is no setting batch-sizes; did you mean batch_sizes?"),
+        (b"[xyz]", "there is no setting xyz: docs/settings.md names all"),
+        *((text, "anychip.toml is no TOML in UTF-8") for text in (b"port 1", b"port = 1\xff", b"\xef\xbb\xbfport = 1")),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_said(tmp_path, monkeypatch, capsys, written, sentence):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "anychip.toml").write_bytes(written)
+    assert main(["weights", "list"]) == 1
+    assert capsys.readouterr().err.startswith(f"anychip: {sentence}")
+
+
+def test_a_shortened_option_is_refused():
+    """As --timeout, which others count in seconds, would be --timeout-ms."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "--models", "none.onnx", "--timeout", "30"])
+
+
 def test_every_file_that_is_missing_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["serve", "--models", "a=one.onnx,resnet50,b=two.pt"]) == 1
