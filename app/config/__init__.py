@@ -22,8 +22,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from app.config.values import STAGES as STAGES
 from app.config.values import (
-    STAGES,
     BatchSizes,
     Clients,
     CommaSeparated,
@@ -33,23 +33,10 @@ from app.config.values import (
     LogLevel,
     ModelList,
     is_cascade,
-    sizes_of,
-    split,
     written_in,
 )
-
-__all__ = [
-    "ADMIN_PORT_DISTANCE",
-    "CONFIG_FILE",
-    "LOOPBACK",
-    "SECTIONS",
-    "STAGES",
-    "Settings",
-    "absent",
-    "sizes_of",
-    "split",
-    "unknown_variables",
-]
+from app.config.values import sizes_of as sizes_of
+from app.config.values import split as split
 
 CONFIG_FILE = "anychip.toml"
 LOOPBACK = "127.0.0.1"

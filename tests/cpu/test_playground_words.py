@@ -16,10 +16,14 @@ from tests.support.node import evaluated
 
 BOX = {"x1": 1.5, "y1": 2.0, "x2": 11.5, "y2": 22.0}
 CAT = {"label": "cat", "class_id": 3, "score": 0.5, "box": BOX}
-SEGMENTED = {**CAT, "class_id": 1, "label": 'a "dog", big', "segments": [[[1, 2], [3, 4], [5, 6]]]}
+SEGMENTED = {**CAT, "class_id": 1, "label": 'a "dog", big', "segments": [[[1, 2], [3, 4], [5, 6]], [[1, 1], [2, 2]]]}
 SIZE = {"width": 30, "height": 40}
 LINES: list[dict[str, Any]] = [
-    {"file": "a, b.jpg", **SIZE, "detections": [CAT, SEGMENTED]},
+    {
+        "file": "a, b.jpg",
+        **SIZE,
+        "detections": [CAT, SEGMENTED, {**CAT, "keypoints": [{"x": 1.5, "y": 2, "score": 1}]}],
+    },
     {"file": "none.jpg", **SIZE, "detections": []},
     {"file": "broken.jpg", "error": "this is no image"},
 ]

@@ -1,6 +1,6 @@
 // Results as files. Owns: the CSV and the COCO JSON that `anychip predict` writes as well. Knows no element.
 // `lines`: an entry of "predictions" with its `file`, or `file` and `error`.
-import { nameOf, placedIn, polygons } from "./draw.js";
+import { nameOf, placedIn } from "./draw.js";
 
 const COLUMNS = ["file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error"];
 
@@ -30,10 +30,13 @@ export function coco(lines) {
     const imageId = images.push({ id: images.length + 1, file_name: file, width, height });
     for (const found of detections) {
       const { x1, y1, x2, y2 } = found.box;
-      const outlines = polygons(found).map((outline) => outline.flatMap(([x, y]) => [x, y]));
+      // Fewer than three points enclose nothing, and COCO's readers take four numbers for a box.
+      const outlines = [...(found.segments ?? []), found.corners ?? []].filter((outline) => outline.length > 2).map((outline) => outline.flat());
+      const points = found.keypoints && { keypoints: found.keypoints.flatMap(({ x, y }) => [x, y, 1]), num_keypoints: found.keypoints.length };
       labels.set(found.class_id, found.label);
       annotations.push({ id: annotations.length + 1, image_id: imageId, category_id: found.class_id, score: found.score,
-        bbox: [x1, y1, x2 - x1, y2 - y1].map(rounded), area: rounded((x2 - x1) * (y2 - y1)), iscrowd: 0, ...(outlines.length && { segmentation: outlines }) });
+        bbox: [x1, y1, x2 - x1, y2 - y1].map(rounded), iscrowd: 0, ...points,
+        ...(outlines.length ? { segmentation: outlines } : { area: rounded((x2 - x1) * (y2 - y1)) }) });
     }
   }
   const categories = [...labels].sort(([a], [b]) => a - b).map(([id, name]) => ({ id, name }));

@@ -32,8 +32,8 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
     font = ImageFont.load_default(size=max(12, 5 * line))
     for found in _placed(prediction) or prediction.get("classes", [])[:1]:
         colour = _colour(found.get("class_id", 0))
-        for outline in polygons(found):
-            canvas.polygon(outline, fill=(*colour, 90), outline=colour, width=line)
+        for outline in filter(lambda each: len(each) > 1, found.get("segments") or ()):
+            canvas.polygon([*map(tuple, outline)], fill=(*colour, 90), outline=colour, width=line)
         turned = [_point(each) for each in found.get("corners", ())]
         if turned:
             canvas.polygon(turned, outline=colour, width=line)
@@ -72,18 +72,6 @@ def _placed(prediction: Prediction) -> Sequence[Prediction]:
     lists = [each for each in prediction.values() if isinstance(each, list)]
     placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & _PLACES for one in each)]
     return placed[0] if placed else ()
-
-
-def polygons(found: Prediction) -> Iterator[list[Point]]:
-    """Yield the outlines of an instance, if it has any: `segments` is one polygon or a list of them."""
-    segments: Sequence[Any] = found.get("segments") or ()
-    if not segments:
-        return
-    several = isinstance(segments[0], Sequence) and bool(segments[0]) and not isinstance(segments[0][0], int | float)
-    for part in segments if several else [segments]:
-        outline = [_point(each) for each in part]
-        if len(outline) >= 2:
-            yield outline
 
 
 def _point(given: Any) -> Point:

@@ -283,41 +283,15 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
                     "area": round(width * height, 2),
                 }
             if "keypoints" in found:  # Their 1 says that a point is there; the evaluation does not read it.
-                points = [[point["x"], point["y"], 1] for point in found["keypoints"]]
-                annotation |= {"keypoints": list(chain.from_iterable(points)), "num_keypoints": len(points)}
-            yield annotation | _segmentation(found) | {"iscrowd": 0}
-
-
-def _segmentation(found: Line) -> dict[str, Any]:
-    """Return the form of an instance or of a turned box, if it has one, and its area in place of the box's."""
-    from anychip_tools.prediction.drawing import polygons
-
-    if counts := (found.get("mask") or {}).get("counts"):
-        return {"segmentation": found["mask"], "area": _pixels_of(counts)}
-    # Fewer than three points enclose nothing, and COCO's readers take four numbers for a box.
-    outlines = [outline for outline in polygons(found) if len(outline) > 2] or list(
-        filter(None, [found.get("corners")])
-    )
-    area = 0.0
-    for outline in outlines:
-        turns = zip(outline, [*outline[1:], outline[0]], strict=True)
-        area += abs(sum(x * after_y - after_x * y for (x, y), (after_x, after_y) in turns)) / 2
-    flat = [list(chain.from_iterable(outline)) for outline in outlines]
-    return {"segmentation": flat, "area": round(area, 2)} if flat else {}
-
-
-def _pixels_of(counts: str) -> int:
-    """Count the pixels of COCO's run lengths: digits of 5 bits, from the fourth on a change of the last but one."""
-    runs: list[int] = []
-    value = place = 0
-    for character in counts:
-        digit = ord(character) - 48
-        value |= (digit & 31) << place
-        place += 5
-        if not digit & 32:
-            runs.append(value - ((digit & 16) << (place - 4)) + (runs[-2] if len(runs) > 2 else 0))
-            value = place = 0
-    return sum(runs[1::2])
+                annotation["keypoints"] = [value for at in found["keypoints"] for value in (at["x"], at["y"], 1)]
+                annotation["num_keypoints"] = len(found["keypoints"])
+            # Fewer than three points enclose nothing, and COCO's readers take four numbers for a box.
+            outlines = [each for each in (*(found.get("segments") or ()), found.get("corners", ())) if len(each) > 2]
+            mask = found.get("mask") or [list(chain.from_iterable(outline)) for outline in outlines]
+            if mask:
+                annotation["segmentation"] = mask
+                annotation.pop("area", None)  # It would be the mask's own; readers compute it.
+            yield annotation | {"iscrowd": 0}
 
 
 def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
