@@ -22,7 +22,7 @@ LINES: list[dict[str, Any]] = [
     {
         "file": "a, b.jpg",
         **SIZE,
-        "detections": [CAT, SEGMENTED, {**CAT, "keypoints": [{"x": 1.5, "y": 2, "score": 1}]}],
+        "detections": [CAT, SEGMENTED, {**CAT, "keypoints": [{"x": 1.5, "y": 2}]}],
     },
     {"file": "none.jpg", **SIZE, "detections": []},
     {"file": "broken.jpg", "error": "this is no image"},
