@@ -136,7 +136,7 @@ def test_coco_holds_masks_turned_boxes_and_points_and_is_written_whole_or_not(tm
     written = json.loads(whole)["annotations"]
     flat = [0, 0, 4, 0, 4, 4, 0, 4]
     assert [each.get("segmentation") for each in written] == [mask, [flat], None, [flat[:6]], None]
-    assert [each.get("area") for each in written] == [None, None, 200, None, 200]
+    assert [each["area"] for each in written] == [8, 16, 200, 8, 200]
     assert (written[-1]["keypoints"], written[-1]["num_keypoints"]) == ([1.5, 2, 1], 1)
     with Journal(tmp_path / "other.jsonl", "m", resume=False) as journal:
         journal.write(FileOutcome(ImageSource("a.jpg", "a"), {"classes": [], "width": 3, "height": 4}), "w")

@@ -23,6 +23,12 @@ export function csv(lines) {
   return [COLUMNS, ...lines.flatMap(rows)].map((row) => `${row.map((value) => quoted(String(value ?? ""))).join(",")}\r\n`).join("");
 }
 
+// Returns the area within outlines [x, y, x, y, ...].
+function within(outlines) {
+  const twice = (outline) => outline.reduce((sum, x, i) => (i % 2 ? sum : sum + x * outline.at(i + 3 - outline.length) - outline.at(i + 2 - outline.length) * outline[i + 1]), 0);
+  return outlines.reduce((sum, outline) => sum + Math.abs(twice(outline)), 0) / 2;
+}
+
 // `category_id` is the model's own `class_id`; an image that failed is left out.
 export function coco(lines) {
   const images = [], annotations = [], labels = new Map();
@@ -36,7 +42,7 @@ export function coco(lines) {
       labels.set(found.class_id, found.label);
       annotations.push({ id: annotations.length + 1, image_id: imageId, category_id: found.class_id, score: found.score,
         bbox: [x1, y1, x2 - x1, y2 - y1].map(rounded), iscrowd: 0, ...points,
-        ...(outlines.length ? { segmentation: outlines } : { area: rounded((x2 - x1) * (y2 - y1)) }) });
+        ...(outlines.length ? { segmentation: outlines, area: rounded(within(outlines)) } : { area: rounded((x2 - x1) * (y2 - y1)) }) });
     }
   }
   const categories = [...labels].sort(([a], [b]) => a - b).map(([id, name]) => ({ id, name }));

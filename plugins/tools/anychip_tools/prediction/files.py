@@ -289,9 +289,29 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
             outlines = [each for each in (*(found.get("segments") or ()), found.get("corners", ())) if len(each) > 2]
             mask = found.get("mask") or [list(chain.from_iterable(outline)) for outline in outlines]
             if mask:
-                annotation["segmentation"] = mask
-                annotation.pop("area", None)  # It would be the mask's own; readers compute it.
+                annotation |= {"segmentation": mask, "area": _area(mask)}
             yield annotation | {"iscrowd": 0}
+
+
+def _area(segmentation: Mapping[str, Any] | Sequence[Sequence[float]]) -> float:
+    """Return the pixels of a mask, or the area within polygons, each [x, y, x, y, ...].
+
+    A mask's `counts` are as pycocotools writes them: letters of five bits, each count after the third as the difference
+    to the one before the last.
+    """
+    if not isinstance(segmentation, Mapping):
+        outlines = [[*zip(each[::2], each[1::2], strict=True)] for each in segmentation]
+        sides = (zip(each, (*each[1:], each[0]), strict=True) for each in outlines)
+        return round(sum(abs(sum(x * v - u * y for (x, y), (u, v) in of_one)) for of_one in sides) / 2, 2)
+    counts, value, bits = [], 0, 0
+    for letter in segmentation["counts"].encode():
+        value |= (letter - 48 & 0x1F) << bits
+        bits += 5
+        if not letter - 48 & 0x20:
+            value -= (letter - 48 & 0x10) << bits - 4
+            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
+            value = bits = 0
+    return float(sum(counts[1::2]))
 
 
 def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
