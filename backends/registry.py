@@ -135,7 +135,7 @@ def _named(device: str) -> Choice:
 def report() -> list[Row]:
     """Return the devices of every backend that computes: ok only if a small computation came out right."""
     rows: list[Row] = []
-    for backend in _automatic():
+    for backend in [each for each in BACKENDS if each.facts.computes]:
         try:
             devices = _devices(backend)
         except BackendUnavailableError as error:
@@ -153,7 +153,7 @@ def device_files() -> list[str]:
 
 def _first_available() -> Choice:
     refusals: dict[str, str] = {}
-    for backend in _automatic():
+    for backend in [each for each in BACKENDS if each.facts.computes]:
         try:
             found = _devices(backend)
         except BackendUnavailableError as error:
@@ -163,10 +163,6 @@ def _first_available() -> Choice:
         return Choice(backend, ids, refusals, found, backend.probe().silent)
     reasons = " ".join(f"{name}: {reason}" for name, reason in refusals.items())
     raise BackendUnavailableError(f"No backend can be used here: {reasons}")
-
-
-def _automatic() -> list[Backend]:
-    return [backend for backend in BACKENDS if backend.facts.computes]
 
 
 def _devices(backend: Backend) -> tuple[Device, ...]:

@@ -259,7 +259,8 @@ class _ComparedGraph(OnnxGraph):
                 continue
             reason = self._difference(call, inputs, place, ours, wanted)
             if reason:
-                raise DifferentError(f"{_called(self._nodes_of[name])} {reason}")
+                node = self._nodes_of[name]
+                raise DifferentError(f"{node.operator} {node.name or node.outputs[0]!r} {reason}")
             if isinstance(ours, Tensor):
                 results[place] = torch.from_numpy(wanted).to(ours.dtype)
             else:
@@ -292,7 +293,7 @@ class _ComparedGraph(OnnxGraph):
             wanted = self._wanted(name)
             reason = "" if wanted is None else difference(known[name], wanted, self._alone)
             if reason:
-                raise DifferentError(f"{_called(node)} {reason}")
+                raise DifferentError(f"{node.operator} {node.name or node.outputs[0]!r} {reason}")
         return True
 
 
@@ -335,7 +336,3 @@ def difference(ours: Any, wanted: Array, share: float, rounding: float = 0.0) ->
     if largest <= share * magnitude + rounding:
         return ""
     return f"differs by {largest:.3g} in numbers of up to {magnitude:.3g}"
-
-
-def _called(node: Node) -> str:
-    return f"{node.operator} {node.name or node.outputs[0]!r}"

@@ -33,14 +33,10 @@ _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes 
 
 
 @dataclass(frozen=True)
-class OperatorCall:
-    """Call of an operator."""
+class OperatorCall(Node):
+    """Call of an operator. `frees`: values that no later node needs."""
 
-    operator: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-    frees: tuple[str, ...]  # Values that no later node needs.
+    frees: tuple[str, ...] = ()
 
 
 class OnnxPart(nn.Module):
@@ -250,7 +246,7 @@ def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[OperatorCall, ...]:
     for place, node in enumerate(nodes):
         set_by_it = node.outputs if node.operator in SEVERAL else node.outputs[:1]
         frees = tuple({name for name in (*node.inputs, *set_by_it) if last[name] == place and name not in kept})
-        calls.append(OperatorCall(node.operator, node.inputs, node.outputs, _attributes(node), frees))
+        calls.append(OperatorCall(node.operator, node.inputs, node.outputs, _attributes(node), frees=frees))
     return tuple(calls)
 
 

@@ -39,10 +39,6 @@ LOST = 0
 """Status of a request whose connection ended; its client takes another one."""
 
 
-def lost(load):
-    return sum(count for (status, _), count in load.outcomes.items() if status == LOST)
-
-
 def settled(answer):
     """Without what differs from request to request."""
     return {name: each for name, each in answer.items() if name != "id"} if isinstance(answer, dict) else answer
@@ -141,7 +137,7 @@ async def test_an_ingress_that_is_killed_costs_its_own_connections_alone(serve, 
             assert metric(service, "anychip_ingress_restarts_total") == killed
         assert {status for status, _ in load.outcomes} <= {200, LOST}
         # Those of an ingress that was killed, and what came to it in the moment before that was seen.
-        assert lost(load) <= 8 * killed
+        assert sum(count for (status, _), count in load.outcomes.items() if status == LOST) <= 8 * killed
         await until(lambda: metric(service, "anychip_images_in_flight") == 0)
         assert is_ready(service)
         assert_nothing_left(service)

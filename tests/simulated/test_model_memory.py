@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 
 import httpx
 import numpy as np
@@ -25,11 +23,6 @@ def models(tmp_path_factory):
     """Return entries of `--models` for twenty small classifiers, each with weights of its own."""
     folder = tmp_path_factory.mktemp("models")
     return [small_classifier.written(folder, f"m{seed}", seed) for seed in range(20)]
-
-
-def command(*words):
-    words = (sys.executable, "-m", "app", *words)
-    return subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
 
 
 def test_what_a_model_takes_is_measured_and_shown(tmp_path, models):
@@ -86,15 +79,11 @@ def test_models_are_loaded_when_they_are_asked_for_and_others_go(tmp_path, model
             for number in range(3, -1, -1):
                 answer = client.post(f"/v1/models/m{number}:predict", content=image)
                 assert scores(answer.json()) == found[number]
-            assert loads(service) >= 6 + 3 + 1  # At the start, there, and at least once on the way back.
+            loads = metric(service, "anychip_model_loads_total", outcome="loaded")  # Those at the start are among them.
+            assert loads >= 6 + 3 + 1  # At the start, there, and at least once on the way back.
             assert metric(service, "anychip_model_memory_budget_bytes", device="npu:0") == 3 * MODEL
         log = service.log.read_text()
         assert "m3 is loaded, to know what it takes" in log
-
-
-def loads(service):
-    """Of all models, since the start; those at the start are among them."""
-    return metric(service, "anychip_model_loads_total", outcome="loaded")
 
 
 async def test_a_worker_that_ends_while_it_loads_loses_no_request(tmp_path, models):

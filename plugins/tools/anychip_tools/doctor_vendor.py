@@ -54,15 +54,11 @@ def concerned(device: str) -> list[Any]:
     ]
 
 
-def _pairs() -> list[Any]:
-    return [pair for row in every_row().values() for pair in row.machine.pairs]
-
-
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of packages, toolkits and drivers; leave out what is not here."""
     rows = every_row().values()
-    paired = {name for pair in _pairs() for name in (pair.software, pair.other) if "_" in name}
+    paired = {name for row in rows for pair in row.machine.pairs for name in (pair.software, pair.other) if "_" in name}
     found = {package: version_of(package) for package in sorted({*facts_module("table").software(rows), *paired})}
     drivers = facts_module("drivers")
     found |= {f"driver:{row.vendor}": drivers.driver_version(row.machine.driver) for row in rows}
@@ -86,7 +82,7 @@ def compatibility(device: str) -> Check:
         if row.packages and not any(version_of(each) or importlib.util.find_spec(each) for each in row.packages):
             missing = f"{' or '.join(row.packages)} is not installed, which {row.title} needs"
             return Check("compatibility", "FAIL", missing, row.install)
-    found = findings(versions(), _pairs())
+    found = findings(versions(), [pair for row in every_row().values() for pair in row.machine.pairs])
     verdicts: tuple[Status, ...] = ("FAIL", "WARN")
     for verdict in verdicts:
         if wrong := [each for each in found if each.verdict == verdict]:

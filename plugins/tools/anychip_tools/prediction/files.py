@@ -63,16 +63,12 @@ def find_images(arguments: Sequence[str]) -> Iterator[ImageSource]:
             if os.path.isdir(path):
                 yield from _inside(path, "")
             else:
-                yield _named(path)
-
-
-def _named(path: str) -> ImageSource:
-    return ImageSource(path, Path(path).stem)
+                yield ImageSource(path, Path(path).stem)
 
 
 def _listed(name: str) -> Iterator[ImageSource]:
     with nullcontext(sys.stdin) if name == "-" else open(name, encoding="utf-8-sig", errors="surrogateescape") as lines:
-        yield from (_named(line) for line in map(str.strip, lines) if line)
+        yield from (ImageSource(line, Path(line).stem) for line in map(str.strip, lines) if line)
 
 
 def _inside(folder: str, prefix: str) -> Iterator[ImageSource]:
@@ -303,7 +299,8 @@ def _area(segmentation: Mapping[str, Any] | Sequence[Sequence[float]]) -> float:
         outlines = [[*zip(each[::2], each[1::2], strict=True)] for each in segmentation]
         sides = (zip(each, (*each[1:], each[0]), strict=True) for each in outlines)
         return round(sum(abs(sum(x * v - u * y for (x, y), (u, v) in of_one)) for of_one in sides) / 2, 2)
-    counts, value, bits = [], 0, 0
+    counts: list[int] = []
+    value = bits = 0
     for letter in segmentation["counts"].encode():
         value |= (letter - 48 & 0x1F) << bits
         bits += 5
