@@ -54,6 +54,7 @@ _WITHOUT_NAMES = (
     "holds averages of weights without their names ('shadow_params'): save those of your network, "
     "ema.copy_to(network.parameters()), torch.save(network.state_dict(), …), or the last step's state dict alone"
 )
+_EXPORT = 'serve its export (yolo export format=onnx), with "resize", "mean" and "std" of these steps beside it'
 SAVE_ONE = "save one of them, torch.save(checkpoint[…], …)"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 LABELS = ("{}.labels.txt", "{}.txt", "{}.json", "labels.txt", "labels.json")
@@ -199,7 +200,7 @@ def _read_archive(path: Path, with_data: bool) -> Checkpoint:
             for name, record in records.items()
         }
         root = archive.root
-        return Checkpoint(state, _labels(root), _metadata(root), modules, chosen=chosen)
+        return Checkpoint(state, _labels(root), _metadata(root, archive), modules, chosen=chosen)
 
 
 def _read_legacy(path: Path) -> Checkpoint:
@@ -224,7 +225,7 @@ def _read_legacy(path: Path) -> Checkpoint:
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):
         raise RefusedError("has a tensor that is larger than the file")
     state = {name: tensor.detach() for name, tensor in tensors.items()}
-    return Checkpoint(state, _labels(root), _metadata(root), chosen=chosen)
+    return Checkpoint(state, _labels(root), chosen=chosen)
 
 
 def _saved(root: Any, several: tuple[str, ...] = (), depth: int = 0) -> tuple[Any, tuple[str, ...]]:
@@ -389,9 +390,11 @@ def _label_tuple(value: Any) -> tuple[str, ...] | None:
     return tuple(value)
 
 
-def _described(root: Mapping[str, Any]) -> dict[str, str]:
+def _metadata(root: Any, archive: Archive) -> dict[str, str]:
+    if not isinstance(root, Mapping):
+        return {}
     side = _mapping(root.get("train_args")).get("imgsz")
-    found = {"imgsz": str(side)} if isinstance(side, int) else {}
+    found, side = ({"imgsz": str(side)}, side) if isinstance(side, int) else ({}, 224)  # As published classifiers.
     holder = next((root[key] for key in _STATE_KEYS if isinstance(root.get(key), StandIn)), None)
     if holder is not None:
         described = _mapping(holder.attributes.get("yaml"))
@@ -399,14 +402,16 @@ def _described(root: Mapping[str, Any]) -> dict[str, str]:
         shape = described.get("kpt_shape")
         if isinstance(shape, list) and len(shape) == 2 and all(isinstance(each, int) for each in shape):
             found["keypoints"] = f"{shape[0]},{shape[1]}"
+        if isinstance(composed := holder.attributes.get("transforms"), StandIn):
+            steps = [_step(each, archive) for each in composed.attributes["transforms"]]
+            ends = ["CenterCrop", (side, side)], ["ToTensor"], ["Normalize", [0.0] * 3, [1.0] * 3]
+            # Ultralytics takes these where they begin with its input's size, else its own.
+            if steps[0][1:2] in ([], [side], [(side, side)]) and steps != [["Resize", side, "bilinear"], *ends]:
+                raise RefusedError(f"prepares images by steps of its own, {str(steps)[:300]}: {_EXPORT}")
     return found
 
 
-def _metadata(root: Any) -> dict[str, str]:
-    if not isinstance(root, Mapping):
-        return {}
-    return _described(root) | {
-        name: str(value)
-        for name, value in root.items()
-        if isinstance(name, str) and isinstance(value, str | int | float) and len(str(value)) <= MAX_NAME_LENGTH
-    }
+def _step(step: StandIn, archive: Archive) -> list[Any]:
+    values = [step.attributes.get(name) for name in ("size", "max_size", "interpolation", "mean", "std")]
+    found = [archive.tensor(each).tolist() if isinstance(each, StoredTensor) else each for each in values if each]
+    return [step.name.removeprefix("torchvision.transforms.transforms."), *found]

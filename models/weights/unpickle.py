@@ -103,6 +103,7 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
     stack: list[Any] = []
     marks: list[int] = []
     memo: dict[int, Any] = {}
+    named: set[str] = set()
 
     def popped_to_mark() -> list[Any]:
         start = marks.pop()
@@ -153,13 +154,13 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
                 items = popped_to_mark()
                 _set_items(stack[-1], items)
             case "GLOBAL":
-                stack.append(_admitted(str(argument).replace(" ", ".")))
+                stack.append(_admitted(str(argument).replace(" ", "."), named))
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
                 if not isinstance(name, str) or not isinstance(module, str):
                     # Never printed: the text of nested tuples is exponentially longer than the pickle.
                     raise RefusedError("names something by what is not text; nothing of the file has run")
-                stack.append(_admitted(f"{module}.{name}"))
+                stack.append(_admitted(f"{module}.{name}", named))
             case "REDUCE" | "NEWOBJ":
                 arguments, called = stack.pop(), stack.pop()
                 stack.append(calls.result(called, arguments))
@@ -175,7 +176,8 @@ def interpret(pickle: bytes, storage: Callable[[Any], Storage]) -> Any:
     raise RefusedError("is cut short")
 
 
-def _admitted(path: str) -> Name:
+def _admitted(path: str, named: set[str]) -> Name:
+    named.add(path)
     module, _, name = path.rpartition(".")
     known = (
         path in _STAND_IN_NAMES
@@ -183,6 +185,8 @@ def _admitted(path: str) -> Name:
         or path == "collections.OrderedDict"
         or (module in ("builtins", "__builtin__") and name in ("set", "frozenset", "getattr"))
         or (module == "torch" and name in _DTYPES)
+        # Nobody would apply those of other networks.
+        or (module.startswith("torchvision.transforms.") and "ultralytics.nn.tasks.ClassificationModel" in named)
         or any(module == root or module.startswith(root + ".") for root in _STAND_IN_MODULES)
     )
     if not known:
@@ -225,6 +229,8 @@ class _Calls:
             return made
         if path == "torch.Size":
             return tuple(self._counted(arguments[0]))
+        if path.endswith(".InterpolationMode"):
+            return arguments[0]
         if path.endswith((".set", ".frozenset")):
             return list(self._counted(arguments[0])) if arguments else []
         if path.endswith(".getattr"):
@@ -232,6 +238,8 @@ class _Calls:
             match arguments:
                 case (StandIn(), str(attribute)) if not attribute.startswith("_"):
                     return StandIn("getattr")
+                case (Name(path=enumeration), str(member)) if enumeration.endswith(".InterpolationMode"):
+                    return member.lower()  # Python 3.11 wrote enumerations by name before 3.11.5.
                 case _:
                     raise RefusedError("calls getattr as no weights file does; nothing of the file has run")
         return StandIn(path)

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 WRITE_TASKS = """
 import sys, torch
+from torchvision.transforms import InterpolationMode
 from ultralytics import YOLO
+from ultralytics.data.augment import classify_transforms
 from ultralytics.nn.tasks import DetectionModel
 sys.path.insert(0, sys.argv[1])
 from tests.support.ultralytics_exports import enliven
@@ -32,6 +34,12 @@ for name in sys.argv[2:]:
         yolo.model = DetectionModel(f"{name}.yaml", nc=CLASSES[name], verbose=False)
     network = yolo.model.float()
     enliven(network, images)
+    if kind == "cls":  # As training leaves them, and of one's own.
+        if name.startswith("yolo11"):  # As Python 3.11 did before 3.11.5.
+            InterpolationMode.__reduce_ex__ = lambda mode, protocol: (getattr, (InterpolationMode, mode.name))
+        network.transforms = classify_transforms(224, interpolation="BICUBIC")
+        yolo.save(f"{name}-own.pt")
+        network.transforms = classify_transforms(224)
     yolo.save(f"{name}.pt")
     # Both compute from the halves that the file has, in float64: how float32 is rounded differs between processors.
     network.half().double().eval()
@@ -106,3 +114,5 @@ def test_a_file_of_another_task_is_refused_in_a_sentence(of_tasks: Path) -> None
         open_model(parse_spec(f"mine=yolov8s-seg:{of_tasks / 'yolov8n-seg.pt'}"), of_tasks)
     with pytest.raises(WeightsError, match=r"of yolo11n, not of yolov8n"):
         open_model(parse_spec(f"mine=yolov8n:{of_tasks / 'yolo11n.pt'}"), of_tasks)
+    with pytest.raises(WeightsError, match=r"steps of its own, .*bicubic.*: serve its export"):
+        open_model(parse_spec(f"mine={of_tasks / 'yolo11n-cls-own.pt'}"), of_tasks)
