@@ -35,7 +35,7 @@ _PARTS: dict[int, dict[int, int]] = {
     _SPARSE: {1: _TENSOR, 2: _TENSOR},
     _TENSOR: {13: _PLACE},
 }
-_OF_GRAPHS = ("{}.tensors.json", "config.json", "preprocessor_config.json", "processor_config.json")
+_OF_GRAPHS = ("{}.tensors.json", *(f"{of}config.json" for of in ("", "preprocessor_", "processor_", "open_clip_")))
 _OF_METADATA = ("metadata.yaml", "{}.yaml")
 MAX_OUTSIDE = 1000
 

@@ -112,6 +112,8 @@ def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()
     Raises WeightsError.
     """
     with _sense():
+        if not config:  # An exported network, whose folder is of no library.
+            return preprocessor_of(folder, own)
         multiple = {"scores": "sigmoid"} if config.get("problem_type") == "multi_label_classification" else {}
         if is_timm(config):
             of_head = "regress" if config.get("problem_type") == "regression" else "classify"
@@ -141,7 +143,7 @@ def _timm_labels(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
-    """Return the preprocessing of a network of transformers, in a sidecar's keys, unless its owner states `own`.
+    """Return the preprocessing of files of transformers or open_clip, in a sidecar's keys, unless `own` has it all.
 
     Raises WeightsError.
     """
@@ -154,6 +156,8 @@ def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
         if is_sized and set(own) >= _NORMALISED:
             return {}
         if not found:
+            if not config:
+                return _of_open_clip(found) if (found := _json(folder / OPEN_CLIP)) else {}
             if not set(own) >= _NORMALISED:
                 raise WeightsError(f'{PREPROCESSOR} is missing: write it, or state "mean" and "std" in a sidecar.')
             side = config.get("image_size")
@@ -163,12 +167,11 @@ def preprocessor_of(folder: Path, own: Collection[str] = ()) -> dict[str, Any]:
 
 def size_in(folder: Path) -> tuple[int, int] | None:
     """Return height and width of the input, if files in the folder state them. Raises WeightsError."""
-    config = config_of(folder)
-    found = stated_in(folder, config).get("size") if config else None
-    if found is None or (isinstance(found, int) and 0 < found <= MAX_SIDE):
-        return None if found is None else (found, found)
+    found = stated_in(folder, config).get("size") if (config := config_of(folder)) else None
+    if found is None:
+        return None
     with _sense():
-        height, width = found
+        height, width = (found, found) if isinstance(found, int) else found
         if not all(isinstance(each, int) and 0 < each <= MAX_SIDE for each in (height, width)):
             raise ValueError(f"an input of {str(found)[:100]}")
         return height, width
@@ -222,20 +225,7 @@ def export_of(folder: Path) -> str:
     if not found:
         return ""
     with _sense():
-        cfg = found.get("preprocess_cfg") or {}
-        how = {"squash": "stretch", "longest": "letterbox"}.get(cfg.get("resize_mode") or "shortest", "centre")
-        usual = PROCESSORS["CLIP"].given
-        stated = {
-            "task": "embed",
-            "mean": cfg.get("mean", usual["image_mean"]),
-            "std": cfg.get("std", usual["image_std"]),
-            "resize": how,
-            "crop": 1,
-            "interpolation": cfg.get("interpolation") or "bicubic",
-            "resize_by": "pillow",
-        }
-        if how == "letterbox":
-            stated["pad"] = 0
+        stated = {"task": "embed", **_of_open_clip(found)}
         side = ((found.get("model_cfg") or {}).get("vision_cfg") or {}).get("image_size", 224)
         height, width = side if isinstance(side, list) else (side, side)
     return (
@@ -243,6 +233,21 @@ def export_of(folder: Path) -> str:
         f'create_model("local-dir:{folder}").visual.eval(), torch.rand(1, 3, {height}, {width}), "mine.onnx"), with '
         f"{json.dumps(stated)} in mine.json beside it."
     )
+
+
+def _of_open_clip(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the preprocessing of open_clip's configuration in a sidecar's keys."""
+    cfg, usual = found.get("preprocess_cfg") or {}, PROCESSORS["CLIP"].given
+    how = {"squash": "stretch", "longest": "letterbox"}.get(cfg.get("resize_mode") or "shortest", "centre")
+    return {
+        "mean": cfg.get("mean", usual["image_mean"]),
+        "std": cfg.get("std", usual["image_std"]),
+        "resize": how,
+        "crop": 1,
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "resize_by": "pillow",
+        **({"pad": 0} if how == "letterbox" else {}),
+    }
 
 
 def _constant(name: str) -> float:

@@ -200,7 +200,7 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
     if given is not None and given.task == "tensors":
         return given
     own = {} if given is None else given.model_dump(exclude_none=True)
-    implied = library_files.stated_in(file.parent, config, own) if config else {}
+    implied = library_files.stated_in(file.parent, config, own) if config or given is not None else {}
     # A file knows its own, unless it takes any: then models.exports.image_trial asks for it.
     implied_size = _size(implied.pop("size", None))
     if implied.get("resize") == "top-left" and "resize" not in own and file.suffix != ".safetensors":

@@ -203,11 +203,19 @@ def test_a_processor_within_another_is_read_first(tmp_path: Path) -> None:
         if other:
             (tmp_path / "preprocessor_config.json").write_text(json.dumps(other))
         assert library_files.preprocessor_of(tmp_path)["size"] == (60, 60)
-    assert "processor_config.json" in names_beside(tmp_path / "a.safetensors", is_graph=True)
+    assert {"processor_config.json", "open_clip_config.json"} < set(names_beside(tmp_path / "a.onnx", is_graph=True))
     for file in tmp_path.glob("*processor_config.json"):
         file.unlink()
     with pytest.raises(WeightsError, match=r"preprocessor_config.json is missing"):
         read_sidecar(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").unlink()  # The folder of an export is of no library.
+    (tmp_path / "mine.json").write_text('{"task": "classify"}')
+    clip = {"image_processor_type": "CLIPImageProcessor", **CLIP}
+    for name, content in ("preprocessor", clip), ("open_clip", {"preprocess_cfg": {"resize_mode": "shortest"}}):
+        (tmp_path / f"{name}_config.json").write_text(json.dumps(content))
+        sidecar: Any = read_sidecar(tmp_path / "mine.onnx")
+        assert (sidecar.task, sidecar.resize, sidecar.interpolation) == ("classify", "centre", "bicubic")
+        (tmp_path / f"{name}_config.json").unlink()
 
 
 def test_the_longer_side_decides_as_transformers_rounds() -> None:
