@@ -65,6 +65,7 @@ _IN_0_TO_1 = (
     "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
     'DEIMv2 of DINOv3 and most of mmdeploy, state "mean" and "std"'
 )
+_OF_PIXELS = "Image.", "model_info mean_", "model_info scale_", "model_info reverse_"  # ONNX's keys, Model API's.
 _LAST_IS_BACKGROUND = (
     "its last class is taken for the background, as rfdetr writes since 1.4: trained by an earlier one it has an "
     "unused class first, so put a name for that before the labels"
@@ -129,6 +130,10 @@ def tried(  # noqa: PLR0917
         about = description(
             metadata, None if sidecar is None else sidecar_of(sidecar, "what its library says"), labels, takes
         )
+        said = [f"{key} {text}" for key, text in metadata.items() if key.startswith(_OF_PIXELS)]
+        if about is not None and said and not (about.mean or about.std or about.input):
+            keys = '"mean" and "std" or "input", and "channels" where they are bgr'
+            raise ValueError(f"its metadata says {', '.join(said)[:300]}, which is not read: state {keys}")
         if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:

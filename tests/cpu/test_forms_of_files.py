@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from app.precision.gate import Gate
 from app.precision.probes import probes
-from models import open_model, parse_spec
+from models import WeightsError, open_model, parse_spec
 from tests.support.exports_of_networks import answered, opened, written
 from tests.support.small_classifier import digest_of
 
-pytest.importorskip("onnx")
+onnx: Any = pytest.importorskip("onnx")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Exporters and PyTorch are not of one version's mind.
 
 SIDE = 32
@@ -105,6 +105,17 @@ def test_an_input_of_bytes_is_normalised_by_the_network_alone(tmp_path: Path, su
     if suffix == ".onnx":  # Its floats follow the precision that is asked for, as of every file.
         [half] = model.network().cast(torch.bfloat16)(PIXELS)
         torch.testing.assert_close(half, network(given), rtol=0.05, atol=0.3)
+
+
+def test_metadata_on_pixels_has_its_owner_state_them(tmp_path: Path) -> None:
+    exported(tmp_path, Network(), torch.rand(1, 3, SIDE, SIDE), ".onnx", {"mean": 0.5, "channels": "bgr"}, OPEN)
+    file = onnx.load(tmp_path / "m.onnx")
+    onnx.helper.set_model_props(file, {"Image.BitmapPixelFormat": "Bgr8", "model_info scale_values": "58 57 57"})
+    onnx.save(file, tmp_path / "m.onnx")
+    assert opened(tmp_path / "m.onnx").export.entry.bgr
+    (tmp_path / "m.json").write_text(json.dumps(SIDECAR))
+    with pytest.raises(WeightsError, match=r"Image.BitmapPixelFormat Bgr8, model_info scale_values 58 57 57, which"):
+        opened(tmp_path / "m.onnx")
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
