@@ -48,12 +48,6 @@ def given(folder, names):
     return ",".join(f"{name}={name}:{folder / name}.safetensors" for name in names)
 
 
-def measured(cache):
-    """Return the measurements of each model, as they are kept."""
-    rows = [json.loads(path.read_text()) for path in (Path(cache) / "footprints").glob("*.json")]
-    return {row["model"]: row for row in rows}
-
-
 def private_bytes(worker):
     """Of a process, without what lies in files as well: code, and weights that are mapped."""
     status = Path(f"/proc/{worker.pid}/status").read_text()
@@ -111,7 +105,8 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
     options += ("--cache-dir", str(cache), "--timeout-ms", "60000", "--decoders", "1", "--precision", "fp32")
     with running(tmp_path, *options):
         pass
-    rows = measured(cache)
+    kept = [json.loads(path.read_text()) for path in (Path(cache) / "footprints").glob("*.json")]
+    rows = {row["model"]: row for row in kept}
     for name, row in rows.items():
         print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['load_s']:6.2f} s")
     budget_bytes = sum(row["memory_bytes"] for row in rows.values()) // 2

@@ -15,7 +15,7 @@ from tests.support.constants import GUARD_COOLDOWN_S, HANDOVER_INTERVAL_S
 from tests.support.images import GREY
 from tests.support.load import WAIT_S, Load, until
 from tests.support.null_service import metric
-from tests.support.service_process import ServiceProcess, running
+from tests.support.service_process import running
 
 PREDICT = "/v1/models/resnet18:predict"
 
@@ -27,11 +27,6 @@ def knobs(folder: Path, **values: Any) -> None:
     os.replace(new, folder / "knobs.json")
 
 
-def served(service: ServiceProcess) -> dict[str, Any]:
-    [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
-    return dict(model["served_on"][0]) if model["served_on"] else {}
-
-
 @pytest.mark.nightly  # tests/simulated shows it of devices that torch reaches.
 async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None:
     knobs(tmp_path)
@@ -41,7 +36,8 @@ async def test_nobody_fails_when_a_card_is_lost_or_leaks(tmp_path: Path) -> None
     environment = cann_double.variables(ACL_DOUBLE_COUNT="1", ACL_DOUBLE_KNOBS=str(tmp_path / "knobs.json"))
     told = {"constants": {GUARD_COOLDOWN_S: 0, HANDOVER_INTERVAL_S: 0}, "environment": environment}
     with running(tmp_path, *options, **told) as service:  # type: ignore[arg-type]
-        found = served(service)
+        [model] = httpx.get(f"{service.url}/v1/models", timeout=WAIT_S).json()["models"]
+        [found] = model["served_on"]
         assert (found["engine"], found["precision"], found["device"]) == ("om", "fp16", "npu:0")
         assert set(found["errors"]) == {"top1", "score", "cosine", "logit", "scale"}
         await until(lambda: len(service.workers()) == 1)  # One that was replaced meanwhile may still end.

@@ -104,7 +104,7 @@ def _killed(client: httpx.Client, process: subprocess.Popen[str], model: str) ->
     restarts = _restarts(client)
     with _clients(str(client.base_url), model) as statuses:
         os.kill(victim, signal.SIGKILL)
-        took_s = _seconds_until(lambda: _restarts(client) > restarts and _ready(client))
+        took_s = _seconds_until(lambda: _restarts(client) > restarts and client.get("/v2/health/ready").is_success)
         _until_answers(statuses)
     return _finding("a worker is killed", statuses, took_s)
 
@@ -113,7 +113,7 @@ def _handed_over(client: httpx.Client, process: subprocess.Popen[str], model: st
     before = _workers(process)
     with _clients(str(client.base_url), model) as statuses:
         answer = client.post(f"/v2/repository/models/{model}/load")
-        took_s = _seconds_until(lambda: _replaced(before, process) and _ready(client))
+        took_s = _seconds_until(lambda: _replaced(before, process) and client.get("/v2/health/ready").is_success)
         _until_answers(statuses)
     if answer.status_code != 200:
         return Finding("a hand-over", "FAIL", f"{answer.status_code} {answer.text[:200]}")
@@ -151,10 +151,6 @@ def _workers(service: subprocess.Popen[str]) -> set[int]:
 def _replaced(before: set[int], process: subprocess.Popen[str]) -> bool:
     now = _workers(process)
     return not before & now and bool(now)
-
-
-def _ready(client: httpx.Client) -> bool:
-    return client.get("/v2/health/ready").status_code == 200
 
 
 def _restarts(client: httpx.Client) -> int:
