@@ -130,10 +130,10 @@ def tried(  # noqa: PLR0917
         about = description(
             metadata, None if sidecar is None else sidecar_of(sidecar, "what its library says"), labels, takes
         )
-        said = [f"{key} {text}" for key, text in metadata.items() if key.startswith(_OF_PIXELS)]
-        if about is not None and said and not (about.mean or about.std or about.input):
+        of_pixels = [f"{key} {text}" for key, text in metadata.items() if key.startswith(_OF_PIXELS)]
+        if about is not None and of_pixels and not (about.mean or about.std or about.input):
             keys = '"mean" and "std" or "input", and "channels" where they are bgr'
-            raise ValueError(f"its metadata says {', '.join(said)[:300]}, which is not read: state {keys}")
+            raise ValueError(f"its metadata says {', '.join(of_pixels)[:300]}, which is not read: state {keys}")
         if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
