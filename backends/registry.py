@@ -18,7 +18,7 @@ from backends.contract.backend import AbsentBackend, Backend, Choice, Device
 from backends.contract.errors import BackendError, BackendUnavailableError, first_line
 from backends.vendors import table as vendors
 from backends.vendors.cpu import CpuBackend
-from backends.vendors.cuda import CudaBackend, CudaTypeBackend
+from backends.vendors.cuda import CudaHooks, CudaTypeBackend
 from backends.vendors.table import Facts
 from backends.vendors.torch_device import TorchBackend, driver_files
 
@@ -50,9 +50,8 @@ def external_backends() -> tuple[Backend, ...]:
 
 
 def _adapter(row: Facts) -> Backend:
-    if row.name == "cuda":
-        return CudaBackend()
-    return CudaTypeBackend(row) if row.device_type == "cuda" else TorchBackend(row)
+    hooks = CudaHooks() if row is vendors.NVIDIA else None
+    return CudaTypeBackend(row, hooks) if row.device_type == "cuda" else TorchBackend(row)
 
 
 def _all() -> tuple[Backend, ...]:

@@ -46,7 +46,9 @@ def _versions() -> str:
         ),
         *(
             (f"torch_tensorrt {bridge}", f"TensorRT {engine}")
-            for bridge, engine in compatibility.TENSORRT_OF_TORCH_TENSORRT.items()
+            for pair in NVIDIA.machine.pairs
+            if pair.other == "tensorrt"
+            for bridge, engine in pair.versions.items()
         ),
         *(
             (f"torch for DTK {dtk[:2]}.{dtk[2:]}", f"driver {driver} or newer")

@@ -34,15 +34,9 @@ class CudaTypeBackend(TorchBackend):
             return f"torch.cuda is a disguise of {vendor[5:]} here: choose --device {vendor[5:]}."
         return f"torch.cuda answers here, but the device is not of {self.facts.title}: it is {vendor}'s."
 
-
-class CudaBackend(CudaTypeBackend):
-    """Backend `cuda`: NVIDIA GPUs."""
-
-    def __init__(self) -> None:
-        super().__init__(vendors.NVIDIA, CudaHooks())
-
     def _not_installed(self) -> str:
-        if reason := super()._not_installed():
+        reason = super()._not_installed()
+        if reason or self.facts is not vendors.NVIDIA:
             return reason
         # Others build torch so that it looks like NVIDIA's; what is NVIDIA's alone must not be asked of their devices.
         built = detect.Found(torch=str(torch.__version__), cuda=torch.version.cuda)

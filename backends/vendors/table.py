@@ -16,16 +16,14 @@ class Container:
     """Parts of the host that a vendor's container takes. Paths may hold `*`.
 
     `one_of`: the vendor's tool; the first path that exists is taken. `groups`: files whose groups the container's user
-    must be in. `group_variables`: of deploy/compose/.env, with the file whose group is their value. `runtime`: an
-    option of `docker run`.
+    must be in, by the variables of deploy/compose/.env. `runtime`: an option of `docker run`.
     """
 
     devices: tuple[str, ...] = ()
     optional_devices: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     one_of: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    group_variables: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
     runtime: str = ""
 
 
@@ -252,9 +250,6 @@ _CUDA_LOCKS = PageLocks("cudart", "cudaHostRegister", "cudaHostUnregister")  # H
 # pinned and not mapped is copied at 9 GB/s instead of 23, measured DeepSpeed (accelerator/npu_accelerator.py).
 _NPU_LOCKS = PageLocks("npurt", "npuHostRegister", "npuHostUnregister", flags=0x2)
 
-_AMD_VARIABLES = {"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
-_AMD_GROUPS = tuple(_AMD_VARIABLES.values())
-
 NVIDIA = Facts(
     name="cuda",
     vendor="nvidia",
@@ -294,6 +289,7 @@ NVIDIA = Facts(
             # docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
             Pair("cuda", "driver:nvidia", {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}, at_least=True),
             Pair("torch_tensorrt", "torch"),
+            Pair("torch_tensorrt", "tensorrt", {"2.14": "11.1", "2.13": "11.0"}),  # As the wheels of PyPI pin it.
         ),
         health=Question(
             ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),
@@ -387,8 +383,7 @@ ASCEND = Facts(
             optional_devices=("/dev/davinci_manager_docker",),
             mounts=("/usr/local/Ascend/driver", "/usr/local/dcmi", "/etc/ascend_install.info"),
             one_of=("/usr/local/sbin/npu-smi", "/usr/local/bin/npu-smi"),
-            groups=("/dev/davinci_manager",),
-            group_variables={"ASCEND_GID": "/dev/davinci_manager"},
+            groups={"ASCEND_GID": "/dev/davinci_manager"},
         ),
     ),
 )
@@ -429,7 +424,9 @@ AMD = Facts(
         toolkit_files=tuple((file, r"^(1?\d\.[\d.]+)") for file in (".info/version", "core/.info/version")),
         compilers=("torch_migraphx",),
         flavour="rocm",
-        container=Container(("/dev/kfd", "/dev/dri"), groups=_AMD_GROUPS, group_variables=_AMD_VARIABLES),
+        container=Container(
+            ("/dev/kfd", "/dev/dri"), groups={"KFD_GID": "/dev/kfd", "RENDER_GID": "/dev/dri/renderD*"}
+        ),
     ),
 )
 HYGON = replace(  # Its build of torch is derived from AMD's.

@@ -23,17 +23,12 @@ ROOT = Path(__file__).parents[2]
 NUMPY_1, NUMPY_2 = "1.26.4", "2.2.6"
 
 
-def environment(folder: Path, packages: dict[str, str]) -> Path:
-    """Create an environment in which pip sees these packages; return its Python."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    [site] = folder.glob("lib/python*/site-packages")
-    describe(site, packages)
-    return folder / "bin" / "python"
-
-
 def resolved(folder: Path, packages: dict[str, str], signals: install.Signals) -> dict[str, str]:
     """Return the versions that set-up would add or change, by name. Skips where the registry does not answer."""
-    python = environment(folder / "image", packages)
+    venv.create(folder / "image", with_pip=False, symlinks=True)
+    [site] = folder.glob("image/lib/python*/site-packages")
+    describe(site, packages)
+    python = folder / "image/bin/python"
     choice = install.choose_torch(signals, "auto", install.read_pins(constraints()))
     settled, report = folder / "constraints.txt", folder / "report.json"
     settled.write_text(install.with_pins(constraints(), choice.pins, choice.constraints))

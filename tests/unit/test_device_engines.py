@@ -355,14 +355,6 @@ class TestCompilersThatKeepFilesThemselves:
         assert found_kept == [False, True, False, True, False]
 
 
-@pytest.mark.parametrize("name", [row.name for row in vendors.ACCELERATORS if row.device_type == "cuda"])
-def test_fp32_means_float32_for_every_vendor_that_answers_to_torch_cuda(name: str) -> None:
-    """PyTorch's cudnn.allow_tf32 is True by itself; a ROCm torch hands it to MIOpen."""
-    [row] = [row for row in vendors.ACCELERATORS if row.name == name]
-    for switch in ("torch.backends.cudnn.allow_tf32", "torch.backends.cuda.matmul.allow_tf32"):
-        assert row.switches[switch] is False
-
-
 class RoundingBackend(CpuBackend):
     """The CPU in the place of a device that rounds the weights of these layers to TF32, unasked."""
 

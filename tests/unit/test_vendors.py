@@ -127,16 +127,22 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
     assert emptied == ([has] if row.device_type in known else [])
 
 
-def test_nvidia_is_told_its_switches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("row", [row for row in vendors.ACCELERATORS if row.device_type == "cuda"])
+def test_fp32_means_float32_for_every_vendor_that_answers_to_torch_cuda(
+    row: Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's cudnn.allow_tf32 is True by itself; a ROCm torch hands it to MIOpen."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    cuda: Any = next(backend for backend in VENDORS if backend.name == "cuda")
-    torch_device._set_switches(None, cuda.facts.switches)
-    assert torch.backends.cudnn.benchmark, "shapes are fixed: kernels are measured"
-    assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is False, "fp32 means float32"
+    torch_device._set_switches(None, row.switches)
+    assert torch.backends.cudnn.allow_tf32 is torch.backends.cuda.matmul.allow_tf32 is False
+    assert torch.backends.cudnn.benchmark == (row is vendors.NVIDIA), "shapes are fixed: kernels are measured"
+
+
+def test_nvidia_numbers_its_cards_as_its_tools_do_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     variables = vendors.NVIDIA.variables({}, tmp_path)
-    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as NVIDIA's tools count"
+    assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert "CUDA_DEVICE_ORDER" not in vendors.NVIDIA.variables({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, tmp_path)
 
 

@@ -1,6 +1,6 @@
 """Pairs of versions that fit each other, as data: PyTorch, vendors' packages, their toolkits and drivers.
 
-Must import nothing but the standard library, anychip_base and rows of facts: `anychip doctor` uses it also where torch
+Must import nothing but the standard library and rows of facts: `anychip doctor` uses it also where torch
 cannot be imported.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from anychip_base.extras import how_to_install
 from anychip_tools.facts import facts_module
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
@@ -25,14 +24,11 @@ IMPORT_REMEDIES: Mapping[str, str] = {
     "numpy": "torch was built for another major version of numpy: install the one its vendor names",
     "nms": "install the torchvision that belongs to this torch",
 }
-# torch_tensorrt -> TensorRT, as the wheels of PyPI pin it.
-TENSORRT_OF_TORCH_TENSORRT: Mapping[str, str] = {"2.14": "11.1", "2.13": "11.0"}
 # DTK -> the oldest driver. flagos-ai/build-infra, runtime/hygon-dtk26.04.md; second-hand for the older one.
 DRIVER_OF_DTK: Mapping[str, str] = {"2604": "6.3.30", "2504": "6.3.8"}
 # onnxruntime-cann -> CANN. onnxruntime.ai, CANN Execution Provider, for 1.20 to 1.22; PyPI's newer ones have no entry.
 CANN_OF_ONNX_RUNTIME: Mapping[str, str] = {"1.20": "8.2", "1.21": "8.2", "1.22": "8.2"}
 LEAKING = {"torch_npu": {"2.8.0": "leaks host memory (vllm-project/vllm-ascend#6299): use 2.8.0.post2"}}
-
 
 _CALLED = {"cuda": "torch for CUDA"}
 
@@ -102,16 +98,6 @@ def _cann(versions: Mapping[str, str]) -> VersionFinding | None:
     return _judged(text, _parts(cann)[:2] == _parts(wanted)[:2], f"torch_npu {npu} was made for CANN {wanted}")
 
 
-def _tensorrt(versions: Mapping[str, str]) -> VersionFinding | None:
-    bridge, engine = versions.get("torch_tensorrt", ""), versions.get("tensorrt", "")
-    wanted = TENSORRT_OF_TORCH_TENSORRT.get(".".join(map(str, _parts(bridge)[:2])), "")
-    if not bridge or not wanted:
-        return None
-    text = f"torch_tensorrt {bridge} and TensorRT {engine or 'not installed'}"
-    remedy = f"torch_tensorrt {bridge} wants TensorRT {wanted}: {how_to_install('cuda')}"
-    return _judged(text, _parts(engine)[:2] == _parts(wanted), remedy)
-
-
 def _dtk(versions: Mapping[str, str]) -> VersionFinding | None:
     build, driver = re.search(r"dtk(\d{4})", versions.get("torch", "")), versions.get("driver:hygon", "")
     if not build or not driver:
@@ -159,7 +145,6 @@ def _parts(version: str) -> list[int]:
 _RULES: tuple[Callable[[Mapping[str, str]], VersionFinding | None], ...] = (
     _torchvision,
     _cann,
-    _tensorrt,
     _dtk,
     _rocm,
     _onnxruntime,

@@ -58,10 +58,8 @@ def look(flavour: str, root: Path = Path("/")) -> HostFiles:
         raise PreflightError(f"this host has no {', '.join(missing)}: install the vendor's driver first")
     devices = [host(path) for pattern in (*needs.devices, *needs.optional_devices) for path in there(pattern)]
     tool = next((host(path) for name in needs.one_of for path in there(name)), "")
-    owners = {
-        name: there(pattern)[0].stat().st_gid for name, pattern in needs.group_variables.items() if there(pattern)
-    }
-    groups = dict.fromkeys(path.stat().st_gid for pattern in needs.groups for path in there(pattern))
+    owners = {name: there(pattern)[0].stat().st_gid for name, pattern in needs.groups.items() if there(pattern)}
+    groups = dict.fromkeys(path.stat().st_gid for pattern in needs.groups.values() for path in there(pattern))
     mounts = tuple(host(path) for pattern in needs.mounts for path in there(pattern))
     return HostFiles(tuple(devices), mounts, tool, tuple(groups), owners)
 
@@ -110,7 +108,7 @@ def _example(flavour: str) -> HostFiles:
     devices = tuple(path.replace("[0-9]*", "0") for path in needs.devices)
     groups = (_EXAMPLE_GROUP,) if needs.groups else ()
     tool = needs.one_of[0] if needs.one_of else ""
-    return HostFiles(devices, needs.mounts, tool, groups, dict.fromkeys(needs.group_variables, _EXAMPLE_GROUP))
+    return HostFiles(devices, needs.mounts, tool, groups, dict.fromkeys(needs.groups, _EXAMPLE_GROUP))
 
 
 def host_options(flavour: str, form: str, root: Path = Path("/"), *, example: bool = False) -> tuple[str, str]:
