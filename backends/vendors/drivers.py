@@ -61,9 +61,14 @@ def toolkit_version(machine: Machine, root: Path = Path("/")) -> str:
     """Return the version of a vendor's toolkit in the folders of the environment, else in the usual ones; or ""."""
     named = [os.environ.get(each[1:], "") for each in machine.toolkit_folders if each.startswith("$")]
     usual = [root / each.lstrip("/") for each in machine.toolkit_folders if not each.startswith("$")]
+    return version_in([*map(Path, filter(None, named)), *usual], machine)
+
+
+def version_in(folders: Iterable[Path], machine: Machine) -> str:
+    """Return the version of a vendor's toolkit from the first of these folders that tells it; "" without one."""
     return driver_version(
         (str(file.absolute()), pattern)
-        for folder in [Path(each) for each in named if each] or usual
+        for folder in folders
         for name, pattern in machine.toolkit_files
         for file in sorted(folder.glob(name))
     )

@@ -65,7 +65,7 @@ class Machine:
 
     `libraries`: those that the vendor's stack loads first: driver, runtime, management. `driver`: files with the
     driver's version, each with the pattern of the version. `toolkit`: the name of its toolkit among versions;
-    `toolkit_folders`: where it is, and variables that name its folder or a part of it (`$ROCM_PATH`), which win;
+    `toolkit_folders`: where it is, and variables that name its folder or a part of it (`$ROCM_PATH`), which come first;
     `toolkit_files`: patterns of files in it with its version, each with the pattern of the version. `pairs`: software
     that must fit each other. `health`, `users`: questions to its tool about ill cards, and about other people's
     processes on them. `compilers`: packages of its engines that are not those of the device. `constraints`: limits for
@@ -475,7 +475,9 @@ CAMBRICON = Facts(
     sample=Sample("MLU370-X8", "CNRT error: MLU kernel execution failed", (5, 0)),
     machine=Machine(
         libraries=("libcndrv.so", "libcnrt.so", "libcndev.so"),
+        toolkit="neuware",
         toolkit_folders=("$NEUWARE_HOME", "/usr/local/neuware"),
+        toolkit_files=(("version.txt", r"Neuware Version (\d[\d.]*)"),),  # As Cambricon's mlu-ops reads it.
         pairs=(Pair("torch_mlu", "torch"),),
         constraints=NUMPY_1,
         flavour="mlu",
@@ -501,7 +503,11 @@ BIREN = Facts(
     channels_last=None,
     precisions=("bf16", "fp16", "fp32"),
     sample=Sample("Biren166", "SUPA error: the kernel did not end", (1, 0)),
-    machine=Machine(toolkit_folders=("/usr/local/birensupa",)),
+    machine=Machine(
+        toolkit="supa",
+        toolkit_folders=("$SUPA_PATH", "/usr/local/birensupa/sdk/latest/supa", "/usr/local/birensupa"),
+        toolkit_files=(("version.txt", r"(\d[\w.]*)"),),  # Variable, folder and file as torch_supa reads them.
+    ),
 )
 MOORE_THREADS = Facts(
     name="musa",
@@ -521,7 +527,13 @@ MOORE_THREADS = Facts(
     precisions=("fp16", "fp32"),
     switches={"torch.backends.mudnn.allow_tf32": False},  # torch_musa adds it (its __init__.py).
     sample=Sample("MTT S4000", "MUSA error: the kernel did not end", (2, 2)),
-    machine=Machine(toolkit_folders=("$MUSA_HOME", "/usr/local/musa"), pairs=(Pair("torch_musa", "torch"),)),
+    machine=Machine(
+        toolkit="musa",
+        toolkit_folders=("$MUSA_HOME", "/usr/local/musa"),
+        # The vendor's word for what decides: docs.mthreads.com, ONNXRuntime-MUSA-M1000, environment_setup.
+        toolkit_files=(("version.json", r'"musa_toolkits":\s*\{\s*"version":\s*"([^"]+)"'),),
+        pairs=(Pair("torch_musa", "torch"),),
+    ),
 )
 # Vendors whose own builds of torch answer to torch.cuda, in NVIDIA's place. Served with what every torch.cuda has.
 METAX = Facts(

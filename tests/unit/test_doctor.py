@@ -12,7 +12,7 @@ from anychip_tools import doctor, facts
 from anychip_tools.compatibility import findings
 from anychip_tools.container import compose_env, docker_run, look
 from anychip_tools.doctor import CHECKS, examine
-from anychip_tools.doctor_vendor import Check, _contradictions, trouble
+from anychip_tools.doctor_vendor import Check, _contradictions, trouble, variables
 from anychip_tools.facts import rows
 from app.cli import main
 from app.config import Settings
@@ -103,6 +103,14 @@ def test_variables_that_contradict_each_other_are_found(environment, word):
     [(text, remedy)] = _contradictions(environment, cores=8)
     assert word in text
     assert remedy
+
+
+def test_a_variable_of_a_toolkit_s_folder_without_a_version_is_told(tmp_path):
+    named = {"NEUWARE_HOME": str(tmp_path)}
+    check = variables("cpu", named)
+    assert (check.status, check.detail.partition(" is ")[2]) == ("WARN", "a folder without a version of neuware")
+    (tmp_path / "version.txt").write_text("Neuware Version 4.6.2\n")
+    assert variables("cpu", named).status == "PASS"
 
 
 def test_ill_cards_and_other_people_s_processes_are_read_from_the_tools_answers():

@@ -187,11 +187,18 @@ def test_rocm_is_known_in_its_newer_tree(tmp_path: Path) -> None:
         (vendors.AMD, "ROCM_PATH", ".info/version", "25.04.4\n", ""),  # Of DTK, whose env.sh sets the same variable.
         (vendors.HYGON, "ROCM_PATH", ".info/rocm_version", "25.04.4\n", "25.04.4"),
         (vendors.ASCEND, "ASCEND_TOOLKIT_HOME", "aarch64-linux/ascend_toolkit_install.info", INSTALL_INFO, "9.0.0"),
+        (vendors.CAMBRICON, "NEUWARE_HOME", "version.txt", "Neuware Version 4.6.2\n", "4.6.2"),
+        (vendors.BIREN, "SUPA_PATH", "version.txt", "1.11.0.0.rc2\n", "1.11.0.0.rc2"),
+        (vendors.MOORE_THREADS, "MUSA_HOME", "version.json", '{"musa_toolkits": {\n  "version": "5.1.0",\n', "5.1.0"),
     ],
 )
 def test_a_toolkit_elsewhere_is_found_by_its_variable(row, variable, file, text, version, tmp_path, monkeypatch):
     monkeypatch.setenv(variable, str(write(tmp_path, {file: text})))
     assert toolkit_version(row.machine, tmp_path / "usual") == version
+    # A folder without a version hides no usual place.
+    monkeypatch.setenv(variable, str(tmp_path / "empty"))
+    usual = row.machine.toolkit_folders[-1].lstrip("/")
+    assert toolkit_version(row.machine, write(tmp_path / "usual", {f"{usual}/{file}": text})) == version
 
 
 @pytest.mark.parametrize(

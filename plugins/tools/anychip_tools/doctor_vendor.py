@@ -99,9 +99,21 @@ def variables(device: str, environment: Mapping[str, str]) -> Check:
         name = row.visibility_variable
         if name and name in environment and not environment[name].strip():
             found.append((f"{name} is empty, which hides every device", f"unset {name}, or name devices in it"))
-    if not found:
+    status: Status = "FAIL" if found else "WARN"
+    if not (found := found or list(_without_version(environment))):
         return Check("variables", "PASS", "none contradicts another")
-    return Check("variables", "FAIL", "; ".join(text for text, _ in found), "; ".join(remedy for _, remedy in found))
+    return Check("variables", status, "; ".join(text for text, _ in found), "; ".join(remedy for _, remedy in found))
+
+
+def _without_version(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each variable of a folder in which no toolkit is known by its version, with the remedy."""
+    machines = [row.machine for row in every_row().values() if row.machine.toolkit_files]
+    for variable in sorted({each for machine in machines for each in machine.toolkit_folders if each.startswith("$")}):
+        folder = environment.get(name := variable[1:], "")
+        named = [machine for machine in machines if variable in machine.toolkit_folders]
+        if folder and not any(facts_module("drivers").version_in([Path(folder)], machine) for machine in named):
+            what = " or ".join(machine.toolkit for machine in named)
+            yield f"{name}={folder} is a folder without a version of {what}", f"name the folder of {what} in {name}"
 
 
 def _contradictions(environment: Mapping[str, str], cores: int) -> Iterator[tuple[str, str]]:
