@@ -33,6 +33,8 @@ _PAGES = {
 }
 """Of each page: the beginning of its table, a comma, brackets, the verdicts and the note."""
 _LEFT_OUT = ("anychip", "cuda", "torchvision", "onnxruntime")
+_TOOLKITS = {"cann": "CANN", "rocm": "ROCm", "dtk": "DTK", "neuware": "Neuware", "supa": "SUPA", "musa": "MUSA"}
+"""Toolkits as their vendors write them. Another vendor's toolkit, and a package, has its own name."""
 
 
 class NoReportError(Exception):
@@ -121,8 +123,9 @@ def _software(about: Mapping[str, str], versions: Mapping[str, str]) -> list[str
     """Return torch, the vendor's packages, its toolkit and its driver, each with its version."""
     found = [f"{name} {value}" for name, value in about.items() if name in versions and name not in _LEFT_OUT]
     others = {name: versions[name] for name in versions if name not in (*about, *_LEFT_OUT)}
-    found += [f"{name.upper()} {value}" for name, value in others.items() if not name.startswith("driver:")]
-    found += [f"driver {value}" for name, value in others.items() if name.startswith("driver:")]
+    drivers = [name for name in others if name.startswith("driver:")]
+    found += [f"{_TOOLKITS.get(name, name)} {value}" for name, value in others.items() if name not in drivers]
+    found += [f"driver {others[name]}" for name in drivers]
     return [_word(each) for each in found]
 
 

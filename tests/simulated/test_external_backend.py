@@ -122,6 +122,6 @@ def test_its_fast_paths_its_software_and_its_operators_are_known(installed: Path
     assert "libacme.so.4" in checks["libraries"]
     assert "acme-smi says: card 1: failed" in checks["cards"]
     assert {"version.txt": "acmekit 4.1"} in [each["versions"] for each in sent["toolkits"]]
-    assert {"torch_acme 2.9", "ACMEKIT 4.1"} <= {*hardware_row._software(about, sent["versions"])}
+    assert {"torch_acme 2.9", "acmekit 4.1"} <= {*hardware_row._software(about, sent["versions"])}
     found = said(installed, "ops", "resnet18", "--weights", "random", "--against", "acme")
     assert [each["operator"] for each in found["operators"] if each["how"] == "native"] == ["aten::convolution"]

@@ -67,6 +67,9 @@ def test_a_stranger_s_file_tells_of_the_card_alone_and_becomes_a_row(tmp_path: P
         for page in hardware_row._PAGES:
             [row] = re.findall(r"^\| Ascend 910B.*`npu`.*$", (docs / page).read_text("utf-8"), re.MULTILINE)
             assert ("(reports/npu-ascend-910b.md)" in row, f" {again} " in row) == (True, True)
+    versions = {"torch": "2.13.0", "cann": "9.0.0", "torch_tensorrt": "2.13.0", "driver:ascend": "26.0"}
+    named = hardware_row._software(report.about, versions)
+    assert named == ["torch 2.13.0", "CANN 9.0.0", "torch_tensorrt 2.13.0", "driver 26.0"]
     monkeypatch.setattr(hardware_row, "read", lambda _: (replace(report, parts=[]), {}))
     with pytest.raises(hardware_row.NoReportError, match="has 1 checks that ran, and this one 0"):
         hardware_row.add(file, docs)
