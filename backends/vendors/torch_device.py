@@ -75,6 +75,8 @@ class DeviceHooks:
 
     def empty_host_cache(self, module: Any) -> None:
         """Give back pinned memory of the host that is kept and not used. For `cuda` and `xpu`, PyTorch itself does."""
+        if hasattr(module, "host_empty_cache"):  # As torch_npu has it from 2.10 on.
+            module.host_empty_cache()
 
     def image_decoder(self, device: str) -> ImageDecoder | None:
         """Return the vendor's decoder of JPEG on a device, by PyTorch's name of it; None without one."""

@@ -101,12 +101,12 @@ def test_memory_and_release_speak_bytes(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("has", ["torch 2.14", "torch 2.10", "no allocator"])
 @pytest.mark.parametrize(
-    "row", [vendors.NVIDIA, vendors.AMD, vendors.CAMBRICON, vendors.INTEL], ids=lambda row: row.name
+    "row", [vendors.NVIDIA, vendors.AMD, vendors.ASCEND, vendors.CAMBRICON, vendors.INTEL], ids=lambda row: row.name
 )
 def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
     row: Facts, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By torch/accelerator/memory.py of 2.14; before it torch._C has a call for what answers to torch.cuda."""
+    """torch/accelerator/memory.py of 2.14 has a call; before it torch._C one for torch.cuda. torch_npu has its own."""
     emptied: list[str] = []
 
     def general() -> None:
@@ -115,6 +115,8 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
         emptied.append(has)
 
     module = SimpleNamespace(memory_reserved=lambda device: 100, empty_cache=lambda: None)
+    if row is vendors.ASCEND:
+        module.host_empty_cache = partial(emptied.append, has)
     if has == "torch 2.10":
         monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
         monkeypatch.setattr(torch._C, "_host_emptyCache", partial(emptied.append, has), raising=False)
@@ -124,7 +126,7 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
     monkeypatch.setattr(backend, "_module", lambda: module)
     assert backend.release_cache(f"{row.name}:0") == 0
     known = {"torch 2.14": ("cuda", "xpu"), "torch 2.10": ("cuda",), "no allocator": ()}[has]
-    assert emptied == ([has] if row.device_type in known else [])
+    assert emptied == ([has] if row.device_type in (*known, "npu") else [])
 
 
 @pytest.mark.parametrize("row", [row for row in vendors.ACCELERATORS if row.device_type == "cuda"])

@@ -70,10 +70,6 @@ class TorchNpuHooks(AscendHooks):
         # Our own choice; torch_npu warns at every tensor that it would have laid out otherwise.
         warnings.filterwarnings("ignore", message="Cannot create tensor with internal format")
 
-    def empty_host_cache(self, module: Any) -> None:
-        if hasattr(module, "host_empty_cache"):
-            module.host_empty_cache()
-
 
 class AscendBackend(TorchBackend):
     """Backend `npu`: Ascend NPUs."""
