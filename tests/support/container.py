@@ -32,7 +32,7 @@ _TORCH = ("torch", "torchvision")
 _VENDOR = "opt/vendor/site-packages"
 _SLOW_S = 1500
 BASES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("vendor_bases.json").read_text())
-"""Vendors' base images, by their flavour or a name: `packages` of torch's surroundings, and `pins` of pip."""
+"""Vendors' base images, by their flavour or a name: `packages` of torch's surroundings; `files`; `environment`."""
 _NEEDS = {"torch": "triton", "torchvision": "torch", "torch-tensorrt": "torch"}
 """What each of them wants in exactly the version beside it."""
 _DTK_WITHOUT_DRIVER = "raise ImportError('libgalaxyhip.so.5: cannot open shared object file')\n"
@@ -111,7 +111,7 @@ class Builder:
 
         Their driver is not there, as in every base image: it is the host's.
         """
-        if flavour not in ("ascend", *BASES):
+        if flavour not in BASES:
             return self.vendor
         folder = self.folder / f"vendor-{flavour}"
         if not folder.exists():
@@ -121,21 +121,24 @@ class Builder:
                 found = wheel("torch-npu")
                 assert isinstance(found, Path), found
                 shutil.unpack_archive(found, packages, "zip")
-            describe(packages, BASES.get(flavour, {}).get("packages", {}))
+            describe(packages, BASES[flavour]["packages"])
             if flavour == "dcu":
                 (packages / "torch/__init__.py").unlink()  # A link to this environment's own.
                 (packages / "torch/__init__.py").write_text(_DTK_WITHOUT_DRIVER)
         return folder
 
     def base_of(self, flavour: str) -> str:
-        """Return the flavour's base; where pip heeds pins in it, they are there."""
-        if not (pins := BASES.get(flavour, {}).get("pins", {})):
+        """Return the flavour's base, with the vendor's files: pins that pip heeds, a toolkit."""
+        if not (files := BASES.get(flavour, {}).get("files")):
             return BASE
-        (self.folder / "constraint.txt").write_text("".join(f"{name}=={pins[name]}\n" for name in pins))
-        recipe = self.folder / "Pins.Dockerfile"
-        recipe.write_text(f"FROM {BASE}\nCOPY constraint.txt /etc/pip/\nENV PIP_CONSTRAINT=/etc/pip/constraint.txt\n")
-        self("bud", "-q", "--pull-never", "-t", f"{BASE}-pins", "-f", str(recipe), str(self.folder))
-        return f"{BASE}-pins"
+        folder = self.folder / f"base-{flavour}"
+        for name, text in files.items():
+            (folder / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "root" / name).write_text(text)
+        variables = (f"ENV {name}={text}\n" for name, text in BASES[flavour].get("environment", {}).items())
+        (folder / "Dockerfile").write_text(f"FROM {BASE}\nCOPY root/ /\n{''.join(variables)}")
+        self("bud", "-q", "--pull-never", "-t", f"{BASE}-{flavour}", str(folder))
+        return f"{BASE}-{flavour}"
 
     def make_base(self) -> None:
         """Make the stand-in base. Its python3 must have the version of this Python, whose torch it sees."""
