@@ -46,9 +46,7 @@ FAULT = {"cuda": 719, "npu": 507015}.get(DUT.DEVICE_TYPE, 1)
 UNKNOWN = {"cuda": 801, "npu": 107002}.get(DUT.DEVICE_TYPE)
 STUB = DUT.__name__ == "tests.support.stubs.plugin"
 EXACT = DUT.kernels() is not None and not STUB
-"""True if its kernels are the CPU's, so that answers are equal bit by bit. Open: under load, answers of
-torch_npu 2.10.0 after a fault differed by more than 1e-5 when compared, and were right when printed a moment later.
-"""
+"""True if its kernels are the CPU's: equal bit by bit. Open: under load, torch_npu 2.10.0's after a fault came late."""
 
 # torch_npu warns so at every tensor, because of the adapter's setting; 2.12 writes "interal".
 pytestmark = pytest.mark.filterwarnings("ignore:Cannot create tensor with inter")

@@ -7,11 +7,5 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType
 
-
-def _hang(_number: int, _frame: FrameType | None) -> None:
-    threading.Event().wait()
-
-
-signal.signal(signal.SIGUSR2, _hang)
+signal.signal(signal.SIGUSR2, lambda *_: threading.Event().wait())

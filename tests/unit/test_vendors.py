@@ -130,9 +130,7 @@ def test_a_release_empties_the_hosts_cache_of_pinned_memory_too(
 
 
 @pytest.mark.parametrize("row", [row for row in vendors.ACCELERATORS if row.device_type == "cuda"])
-def test_fp32_means_float32_for_every_vendor_that_answers_to_torch_cuda(
-    row: Facts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp32_means_float32_behind_torch_cuda(row: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's cudnn.allow_tf32 is True by itself; a ROCm torch hands it to MIOpen."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
