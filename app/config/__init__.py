@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from app.config.values import STAGES as STAGES
 from app.config.values import (
+    Addresses,
     BatchSizes,
     Clients,
     CommaSeparated,
@@ -267,7 +268,7 @@ class SecuritySettings(BaseModel):
         description="Names in the Host header that are answered beside localhost and addresses, e.g. "
         "api.example.com,*.example.org, or * for all; where none is given and there are keys, all but on loopback",
     )
-    cors_origins: CommaSeparated = Field(
+    cors_origins: Addresses = Field(
         "", description="Web pages that may ask from a browser, by origin, e.g. https://app.example.com; none if empty"
     )
     client_limits: CommaSeparated = Field(
@@ -321,7 +322,7 @@ class LifetimeSettings(BaseModel):
 class ObservabilitySettings(BaseModel):
     """Metrics, traces and the log"""
 
-    trace_endpoint: str = Field(
+    trace_endpoint: Addresses = Field(
         "", description="Where traces go by OTLP over HTTP, e.g. http://localhost:4318/v1/traces; needs OpenTelemetry"
     )
     log_format: Literal["auto", "json", "text"] = Field(
@@ -349,6 +350,13 @@ class Settings(
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), toml_file=CONFIG_FILE
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, given: Any, about: ValidationInfo) -> Any:
+        if isinstance(given, bool) and cls.model_fields[about.field_name or ""].annotation is not bool:
+            raise ValueError("it is neither on nor off: give its number or text")
+        return given
 
     @classmethod
     def settings_customise_sources(

@@ -62,6 +62,13 @@ def _ascending(value: str) -> str:
     return value
 
 
+def _with_scheme(value: str) -> str:
+    for address in split(value):
+        if address != "*" and "://" not in address:
+            raise ValueError(f"{address!r} has no scheme, as https://{address} has")
+    return value
+
+
 def _known_clients(value: str) -> str:
     known = (*CLIENTS, *(entry.name for entry in entry_points(CLIENT_GROUP)))
     unknown = [name for name in split(value) if name not in known]
@@ -134,6 +141,7 @@ CommaSeparated = Annotated[
 ]
 ModelList = Annotated[CommaSeparated, AfterValidator(_not_empty)]
 BatchSizes = Annotated[CommaSeparated, AfterValidator(_ascending)]
+Addresses = Annotated[CommaSeparated, AfterValidator(_with_scheme)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
 DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 GuardPolicy = Annotated[Literal["off", "auto"] | int | float, BeforeValidator(_guarded)]

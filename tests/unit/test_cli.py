@@ -37,6 +37,9 @@ def test_what_cannot_be_done_is_said_in_one_sentence(tmp_path, monkeypatch, caps
     [
         (b"batch-sizes = [1]", "there is no setting batch-sizes; did you mean batch_sizes?"),
         (b"[xyz]", "there is no setting xyz: docs/settings.md names all"),
+        (b"port = true", "port: it is neither on nor off"),
+        (b"cors_origins = ['*', 'app.example.com']", "cors_origins: 'app.example.com' has no scheme"),
+        (b"trace_endpoint = 'localhost:4318/v1'", "trace_endpoint: 'localhost:4318/v1' has no scheme"),
         (b"port 1", "anychip.toml is no TOML in UTF-8"),
         (b"port = 1\xff", "anychip.toml is no TOML in UTF-8"),
     ],
