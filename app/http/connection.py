@@ -80,8 +80,8 @@ _UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE
 HEAD_BYTES = 64 * 1024
 HEADERS = 100
 _HEAD_TIMEOUT_S = 10.0
-KEEP_ALIVE = (b"connection", b"keep-alive")
-"""Header of an HTTP/1.0 client that wants its connection to stay open, and of the answer to it."""
+CLOSE, KEEP_ALIVE = (b"connection", b"close"), (b"connection", b"keep-alive")
+"""Headers of the last answer on a connection; of an HTTP/1.0 client that wants another one, and of the answer to it."""
 _LINGER_IDLE_S = 5.0
 _LINGER_S = 30.0
 _LINGER_BYTES = 256 * 2**20
@@ -295,9 +295,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             raise ValueError(self._refusal.message)
         super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0" and self.parser.should_keep_alive():
-            self.cycle.keep_alive = True
-            self.cycle.default_headers = [*self.cycle.default_headers, KEEP_ALIVE]
+        self.cycle.keep_alive = self.parser.should_keep_alive()
+        if not self.cycle.keep_alive or self.parser.get_http_version() == "1.0":  # The least uvicorn does not say it.
+            ends_or_stays = KEEP_ALIVE if self.cycle.keep_alive else CLOSE
+            self.cycle.default_headers = [*self.cycle.default_headers, ends_or_stays]
 
     def on_body(self, body: bytes) -> None:
         self._unproductive_bytes = 0

@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
 from app.http.call import LENGTH_DIGITS, Body, Content, Fields, Header, HttpRequest, common_headers, error_content
-from app.http.connection import HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
+from app.http.connection import CLOSE, HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
 from app.http.edge import Cors
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
@@ -53,7 +53,6 @@ ROUTES: tuple[HotRoute, ...] = (
 _REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}
-_CLOSE = (b"connection", b"close")
 _READ_BYTES = 256 * 1024
 _NOTHING_READ = memoryview(b"")
 _SCRATCH = memoryview(bytearray(_READ_BYTES))
@@ -415,10 +414,10 @@ class HotProtocol(asyncio.BufferedProtocol):
             self._ended(request)
 
     def _head(self, request: HotRequest, status: int, content: Content, common: list[Header]) -> bytes:
-        if self._general.closing or _CLOSE in common:
+        if self._general.closing or CLOSE in common:
             request.keep_alive = False
-        if not request.keep_alive and _CLOSE not in common:
-            common.append(_CLOSE)
+        if not request.keep_alive and CLOSE not in common:
+            common.append(CLOSE)
         elif request.keep_alive and request.scope["http_version"] == "1.0":
             common.append(KEEP_ALIVE)
         lines = [STATUS_LINE[status]]
