@@ -106,7 +106,6 @@ def cluster(tmp_path_factory):
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, cwd=folder, stdout=output, stderr=output)
     made = Cluster(f"http://127.0.0.1:{port}", process)
-    started = []
     try:
         until(lambda: process.poll() is not None or made.ready())
         assert process.poll() is None, log.read_text()[-3000:]
