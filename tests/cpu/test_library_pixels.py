@@ -23,7 +23,7 @@ from models.exports.answers import Entry, entered
 from models.exports.metadata import Sidecar, sidecar_of
 from models.exports.processors import PROCESSORS, Processor, pixels_of
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 

@@ -99,6 +99,7 @@ def cluster(tmp_path_factory):
         "RAY_AUTH_MODE": "disabled",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_raylet_start_wait_time_s": "300",  # Of a machine that does much else.
+        "RAY_gcs_server_request_timeout_seconds": "300",
     }
     # In the background of a shell SIGINT is ignored, and children inherit that.
     command = ["env", "--default-signal=INT", str(Path(sys.executable).with_name("serve")), "run", str(path)]
