@@ -97,6 +97,7 @@ def cluster(tmp_path_factory):
         "RAY_TMPDIR": short,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        "OMP_WAIT_POLICY": "PASSIVE",  # Else threads of two replicas spin while they wait for each other.
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "RAY_raylet_start_wait_time_s": "300",  # Of a machine that does much else.
         "RAY_gcs_server_request_timeout_seconds": "300",
