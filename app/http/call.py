@@ -298,7 +298,7 @@ def read_query(query: bytes, *, any_name: bool = False) -> tuple[Options, float 
             raise invalid_request(f"{name} is given more than once")
     given = dict(pairs)
     tile, overlap = read(TILE, given), read(OVERLAP, given)
-    if tile is None and OVERLAP.name in given and not any_name:
+    if tile is None and overlap != OVERLAP.default and not any_name:
         raise invalid_request("overlap has no effect without tile: give both, or neither")
     return read_options(given), read(TIMEOUT_MS, given), None if tile is None else Tiling(tile, overlap)
 

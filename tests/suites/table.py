@@ -298,7 +298,6 @@ NIGHTLY = {
             "tests/unit",
             "tests/virtual/test_hot.py",
         ),
-        # The page has rows of anychip-ascend, which is not there.
         without=(*COMPUTING, "tests/unit/test_docs.py::test_the_page_of_troubles_is_the_one_that_the_tables_make"),
         at_a_time=2,
         environment=".venv-least",

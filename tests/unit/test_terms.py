@@ -230,6 +230,8 @@ def test_a_parameter_that_there_is_not_or_that_comes_twice_is_refused_by_name() 
         read_query(b"utm_source=mail")
     with pytest.raises(ServiceError, match="overlap has no effect without tile"):
         read_query(b"overlap=0.1")
+    defaults = "&".join(f"{row.name}={row.default}" for row in QUERY if row.default is not None)
+    assert read_query(defaults.encode()) == read_query(b""), "generated clients send every default"
     with pytest.raises(ServiceError, match="257 parameters are more than the 256"):
         read_query(b"&" * 256, any_name=True)
     assert read_query(b"utm_source=mail&top_k=3&top_k=4", any_name=True)[0].top_k == 4

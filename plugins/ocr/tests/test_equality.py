@@ -145,8 +145,7 @@ def test_the_page_draws_lines(service, reference, tmp_path):
         shown.locator("input[name=model][value=ocr]").check()
         drop(shown, tmp_path / "page.png")
         shown.locator("#canvas[data-answers='1']").wait_for()
-        names = shown.locator("#found .name").all_inner_texts()
-        assert names == [text for _, text in wanted]
+        assert shown.locator("#found .name").all_inner_texts() == [text for _, text in wanted]
         assert not seen.failures
 
 
