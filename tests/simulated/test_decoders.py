@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import random
-import signal
 import time
 from pathlib import Path
 
@@ -208,23 +207,6 @@ async def test_an_image_that_ends_its_decoder_fails_alone(made, width, reason, c
         assert made.reasons == [reason], "it is known after one death"
         await until(lambda: made.decoders.up == 2, blocks=False)
     assert any("sha256" in record.getMessage() for record in caplog.records)
-
-
-async def test_decoders_killed_under_load_cost_nobody_an_answer(made):
-    async with made.limited():
-
-        async def many():
-            for _ in range(60):
-                await made.decode(image(SLOW), FAULTY)
-
-        tasks = [asyncio.create_task(many()) for _ in range(4)]
-        for kill in range(6):
-            # An image that loses a second decoder is taken for the one that ends them.
-            await until(lambda: made.decoders.up == 2 and not any(each.deaths for each in made.under_way), blocks=False)
-            os.kill(made.pids[kill % 2], signal.SIGKILL)
-            await until(lambda kill=kill: len(made.reasons) > kill, blocks=False)
-        await asyncio.gather(*tasks)
-    assert made.reasons == ["died"] * 6
 
 
 async def test_decoders_hold_none_of_each_others_descriptors_and_have_no_part_in_the_services_streams(made):
