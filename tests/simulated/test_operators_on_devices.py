@@ -171,40 +171,6 @@ def test_a_fallback_keeps_what_its_callers_rely_on(built):
     assert {"aten::sin", "aten::max", "aten::linspace", "aten::nonzero"} <= {name.partition(".")[0] for name in found}
 
 
-@on_a_device
-def test_a_model_is_loaded_on_a_device_that_lacks_some_of_it(built):
-    script = """
-        from pathlib import Path
-        from backends import detect
-        from anychip_ascend.backend import AscendBackend
-        from models import open_model, parse_spec
-        from tests.support.anchors import both_by_anchor
-
-        detect.found = lambda *_: detect.Found(devices=({"name": "Chip", "memory_bytes": 2**34, "arch": ""},))
-        detect.installed = lambda *_: True
-        for name in ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices"):
-            deny(name)
-        backend, results = AscendBackend(), []
-        for spec in ("yolov8n:sample", "resnet50:sample"):
-            torch.manual_seed(0)
-            net = open_model(parse_spec(spec), Path("nowhere")).network()
-            pixels = np.random.default_rng(0).integers(0, 256, (1, *net.input_shape), dtype=np.uint8)
-            with torch.inference_mode():
-                expected = [each.numpy() for each in net(torch.from_numpy(pixels))]
-            executable, report = backend.load(net, "npu:0", "auto", "fp32", (1,))
-            both = both_by_anchor(executable.run(pixels), expected)
-            close = [np.allclose(*each, rtol=1e-3, atol=1e-4) for each in zip(*both)]
-            results.append([close, dict(report.operators)])
-        print(json.dumps(results))
-    """
-    detector, classifier = said_by(script, built)
-    assert all(detector[0])
-    assert all(classifier[0])
-    lacking = ("aten::silu", "aten::upsample_nearest2d", "aten::_softmax", "aten::max_pool2d_with_indices")
-    assert detector[1] == dict.fromkeys(lacking, "cpu")
-    assert classifier[1] == {"aten::max_pool2d_with_indices": "cpu"}  # Provided for the other one, and used again.
-
-
 # --- `anychip ops`: on simulated devices, other people's networks, and predictions
 
 
