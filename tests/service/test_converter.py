@@ -15,7 +15,6 @@ from app.errors import ServiceError
 from app.ingress import converter as converter_module
 from app.ingress.converter import Converter
 from app.protocols import documents
-from tests.support.loop_guard import guarded
 
 
 @pytest.fixture
@@ -77,18 +76,6 @@ async def test_a_child_that_reads_and_writes_as_fast_as_we_do_keeps_nobody_waiti
     assert received[1:] == [1 << 20] * 20
     assert turns >= 19
     waiting.cancel()
-
-
-async def test_the_loop_goes_on_while_megabytes_of_numbers_are_read(converter):
-    data = np.arange(2_000_000) % 256
-    document = {"inputs": [{"name": "x", "datatype": "UINT8", "shape": [2_000_000], "data": data.tolist()}]}
-    body = json.dumps(document).encode()
-    await converter.convert(documents.packed_instances, 1, instances(b"x"))  # The process is there.
-    # Reading them takes more than half a second, here or in a thread.
-    with guarded():
-        converted = await converter.convert(documents.packed_tensors, 0, body)
-    _, [content] = documents.unpack(converted)
-    assert content == data.astype(np.uint8).tobytes()
 
 
 async def converting(converter, *signals):
