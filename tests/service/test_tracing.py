@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 
 import httpx
@@ -180,12 +179,3 @@ async def test_through_fastapi_there_is_one_request_span_with_the_same_stages(fo
     spans = [span for span in found.exporter.get_finished_spans() if span.kind.name == "SERVER"]
     assert [span.attributes["http.route"] for span in spans] == ["/v1/models/{model}:predict", "/v1/models"]
     assert {span.attributes["url.scheme"] for span in spans} == {"http"}
-
-
-@hot
-async def test_the_open_inference_protocol_is_traced_alike(found):
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(GREY).decode()]}
-    answer = await found.client.post("/v2/models/resnet18/infer", json={"inputs": [tensor]})
-    assert answer.status_code == 200, answer.text
-    [request] = found.spans("POST /v2/models/{model}/infer")
-    assert [span.name for span in children(found, request)] == ["decode", "queue", "infer", "post"]
