@@ -24,7 +24,7 @@ from tests.support import small_classifier
 from tests.support.device_child import child, contract
 from tests.support.images import JPEG, encoded
 from tests.support.load import WAIT_S, Load, client_at, until
-from tests.support.null_service import metric
+from tests.support.null_service import assert_nothing_left, is_ready, metric
 from tests.support.service_process import ServiceProcess, running
 from tests.support.stub_drivers import openreg
 
@@ -163,6 +163,25 @@ async def test_every_answer_under_load_is_the_cpus(service: ServiceProcess, tmp_
     assert len({max(theirs.values()) for [theirs] in right}) == CLIENTS, "the images differ"
     [device] = httpx.get(f"{service.url}/v1/devices", timeout=WAIT_S).json()["devices"]
     assert (device["device"], device["name"], device["simulated"]) == (DEVICE, "OpenReg", False)
+
+
+async def test_a_killed_worker_and_a_hand_over_cost_nobody_an_answer(service: ServiceProcess) -> None:
+    def load_again() -> None:
+        loaded = httpx.post(f"{service.admin_url}/v2/repository/models/small/load", timeout=WAIT_S)
+        assert loaded.status_code == 200, loaded.text
+
+    kill = ("anychip_worker_restarts_total", "died", lambda: service.worker().kill())
+    for name, reason, act in (kill, ("anychip_handovers_total", "load", load_again)):
+        pid = service.worker().pid
+        async with Load(service.url, small_classifier.PREDICT, FILES[0], CLIENTS) as load:
+            await load.answers(50)
+            await asyncio.to_thread(act)
+            await load.answers(50)
+        assert set(load.outcomes) == {(200, "OK")}
+        await until(lambda: is_ready(service))
+        assert service.worker().pid != pid
+        assert metric(service, name, reason=reason) == 1
+        assert_nothing_left(service)
 
 
 async def test_memory_is_flat_and_a_release_returns_what_its_hook_held(service: ServiceProcess) -> None:
