@@ -35,13 +35,12 @@ from tests.support.photographs import FILES
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-def _models():
-    resnet, yolo = (open_model(parse_spec(f"{name}:random", "official"), Path()) for name in ("resnet18", "yolov8n"))
-    faulty = FaultyGeometry(**{each.name: getattr(resnet, each.name) for each in dataclasses.fields(resnet)})
-    return resnet, yolo, faulty
-
-
-MODELS = _models()
+_RESNET, _YOLO = (open_model(parse_spec(f"{name}:random", "official"), Path()) for name in ("resnet18", "yolov8n"))
+MODELS = (
+    _RESNET,
+    _YOLO,
+    FaultyGeometry(**{each.name: getattr(_RESNET, each.name) for each in dataclasses.fields(_RESNET)}),
+)
 FAULTY = 2
 SLOTS = 64
 NEVER_S = 600.0

@@ -76,11 +76,6 @@ ANSWERS = "/v1/models/shufflenet_v2_x0_5:predict"
 SHUFFLENET = ("--models", "shufflenet_v2_x0_5", "--weights", "random", "--batch-sizes", "1", "--engine", "auto")
 
 
-def served(client: httpx.Client) -> dict[str, Any]:
-    [model] = client.get("/v1/models").json()["models"]
-    return model["served_on"][0] if model["served_on"] else {"engine": "", "refusals": {}}
-
-
 def answered(client: httpx.Client, photograph: bytes) -> list[dict[str, Any]]:
     answer = client.post(ANSWERS, content=photograph, headers={"Content-Type": "image/jpeg"})
     assert answer.status_code == 200, answer.text
@@ -102,7 +97,8 @@ def test_captured_graphs_answer_beside_a_sick_card_though_nothing_says_what_memo
     """As Intel's client GPUs do not."""
     options = (*SHUFFLENET, "--simulate", "npu:2,sick=1,graphs=1,fault=mem_get_info", "--device", "npu")
     with running(tmp_path, *options) as service, service.client() as client:
-        assert served(client)["engine"] == "graph"
+        [model] = client.get("/v1/models").json()["models"]
+        assert model["served_on"][0]["engine"] == "graph"
         first, second = (answered(client, photograph) for photograph in (PHOTO, FILES[1].read_bytes()))
         assert first != second, "each image has its own answer, and not that of the capture"
         assert answered(client, PHOTO) == first
