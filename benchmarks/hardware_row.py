@@ -115,6 +115,8 @@ def _report(found: dict[str, Any]) -> VerifyReport:
     report = VerifyReport(**found, parts=parts)
     if not (_word(report.device) and _word(report.device_name)) or not re.fullmatch(r"\d{4}-\d\d-\d\d", report.date):
         raise ValueError("device or date is missing")
+    if "simulated" in report.about:
+        raise ValueError("its device is simulated")
     report.markdown()  # Fails here, and not when half is written.
     return report
 

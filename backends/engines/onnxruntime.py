@@ -53,6 +53,14 @@ _BATCH: Mapping[int, str] = {0: "batch"}
 _OPSET = 18  # The oldest that both exporters write without converting.
 
 
+_EXACT = {
+    "CUDAExecutionProvider": {"use_tf32": "0"},
+    "CANNExecutionProvider": {"precision_mode": "must_keep_origin_dtype"},
+}
+"""Options without which providers compute float32 in fewer bits: in TF32, in float16 (CANN's default is force_fp16,
+onnxruntime.ai, "CANN Execution Provider"). That CANN's has its effect has not been seen on a card."""
+
+
 class OnnxRuntimeEngine(Engine):
     """ONNX Runtime. fp16 only pays with an accelerator's provider: the CPU's has no half-precision convolutions."""
 
@@ -79,9 +87,7 @@ class OnnxRuntimeEngine(Engine):
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
         settings.log_severity_level = 3
         on_cpu = provider == "CPUExecutionProvider"
-        # CUDA's computes float32 in TF32 unless it is told not to.
-        exact = {"use_tf32": "0"} if provider == "CUDAExecutionProvider" else {}
-        given = {"device_id": str(torch.device(device).index or 0), **exact}
+        given = {"device_id": str(torch.device(device).index or 0), **_EXACT.get(provider, {})}
         choice: Any = provider if on_cpu else (provider, given)
         session = _session(runtime, exported, settings, choice)
         if provider not in session.get_providers():

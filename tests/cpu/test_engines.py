@@ -21,7 +21,7 @@ from backends import CompileOptions, EngineRefusedError
 from backends.engines import onnxruntime as onnxruntime_file
 from backends.engines.onnxruntime import OnnxRuntimeEngine
 from backends.engines.openvino import OpenVINOEngine
-from backends.vendors.table import NVIDIA
+from backends.vendors.table import ASCEND, NVIDIA
 from models import open_model, parse_spec
 from tests.support.rows import row
 
@@ -56,11 +56,14 @@ class TestOnnxRuntime:
 
     def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = Mock(**{"return_value.get_providers.return_value": ["CPUExecutionProvider"]})
-        monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
         monkeypatch.setattr("onnxruntime.InferenceSession", session)
-        with pytest.raises(EngineRefusedError, match="CUDAExecutionProvider does not start here"):
-            OnnxRuntimeEngine(NVIDIA).compile(SmallNetwork(), "cuda:1", "fp32", (1,), CompileOptions())
-        assert session.call_args.kwargs["providers"] == [("CUDAExecutionProvider", {"device_id": "1", "use_tf32": "0"})]
+        exact = {"use_tf32": "0"}, {"precision_mode": "must_keep_origin_dtype"}
+        for facts, name, options in zip((NVIDIA, ASCEND), ("CUDA", "CANN"), exact, strict=True):
+            monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [f"{name}ExecutionProvider"])  # noqa: B023
+            with pytest.raises(EngineRefusedError, match=f"{name}ExecutionProvider does not start here"):
+                OnnxRuntimeEngine(facts).compile(SmallNetwork(), "cuda:1", "fp32", (1,), CompileOptions())
+            given = {"device_id": "1", **options}
+            assert session.call_args.kwargs["providers"] == [(f"{name}ExecutionProvider", given)]
 
     def test_what_a_provider_leaves_to_the_cpu_is_seen_and_refused(self) -> None:
         """The CPU's own provider stands for an accelerator's that takes nothing."""

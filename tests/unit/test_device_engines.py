@@ -358,7 +358,7 @@ class TestCompilersThatKeepFilesThemselves:
 class RoundingBackend(CpuBackend):
     """The CPU in the place of a device that rounds the weights of these layers to TF32, unasked."""
 
-    facts = replace(vendors.CPU, engines=("eager",), by_name=())
+    facts = replace(vendors.CPU, engines=("graph",), by_name=("eager",))
 
     def __init__(self, *kinds: type[nn.Module]) -> None:
         super().__init__(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,11 +16,13 @@ from anychip_base.extras import version
 from anychip_base.interpreter import python_command
 from anychip_tools import doctor_vendor, facts
 from anychip_tools.child_service import run_group
-from anychip_tools.verify.report import anonymous
+from anychip_tools.verify.report import AUTO, anonymous
 from app.arguments import add_settings
 
 TEXT = "Write one file about a card and its software, without secrets, to send."
 EXAMPLE = "anychip report --device npu --verify report/"
+_VERSION = re.compile(r"^.*\d\.\d.*$", re.MULTILINE)
+"""Line with a version. Others of such a file may tell who built it, and where."""
 _MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 200, 20, 4096, 300.0
 
 
@@ -35,7 +38,9 @@ def run(parsed: argparse.Namespace) -> int:
     device = parsed.setting_device or "auto"
     try:
         verified = json.loads((parsed.verify / "anychip-report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if device.partition(":")[0] not in (AUTO, verified["device"].partition(":")[0]):
+            raise ValueError("it is of another device")
+    except (OSError, ValueError, KeyError):
         verified = f"not run; it takes ten minutes: anychip verify --device {device}; then write this file again"
     rows = facts.every_row().values()
     known = {name for row in rows for name in (f"${row.visibility_variable}", *row.machine.toolkit_folders)}
@@ -72,6 +77,6 @@ def _toolkits(machines: list[Any]) -> Iterator[dict[str, Any]]:
         paths = [path for level in levels for path in sorted(folder.glob(level))]
         small = [path for path in paths if any(map(path.match, telling)) and path.is_file()]
         small = [path for path in small if path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
-        texts = {str(path.relative_to(folder)): path.read_text("utf-8", "replace") for path in small}
+        texts = {str(path.relative_to(folder)): _VERSION.findall(path.read_text("utf-8", "replace")) for path in small}
         if names := [str(path.relative_to(folder)) for path in paths[:_MOST_NAMES]]:
             yield {"folder": str(folder), "names": names, "versions": texts}

@@ -54,11 +54,13 @@ def test_a_stranger_s_file_tells_of_the_card_alone_and_becomes_a_row(tmp_path: P
     (docs / "reports").mkdir(parents=True)
     for page in hardware_row._PAGES:
         shutil.copy(DOCS / page, docs)
-    assert main([*words, str(file)]) == 0
-    with pytest.raises(SystemExit, match="no report of anychip verify"):
-        hardware_row.main([str(file), "--docs", str(docs)])
     parts = [Part("doctor", [Finding("torch", "PASS")])]
     report = VerifyReport("npu:0", "Ascend <910B>", "2026-12-01", {"torch": "2.13.0"}, parts)
+    replace(report, about={"simulated": "yes"}).write(tmp_path)
+    for device, why in (("cuda", "no report of anychip verify"), ("npu", "its device is simulated")):
+        assert main([*words, str(file), "--device", device]) == 0
+        with pytest.raises(SystemExit, match=why):
+            hardware_row.main([str(file), "--docs", str(docs)])
     for again in (1, 2):
         report.parts[0].findings.append(Finding("weights", "SKIP"))
         report.write(tmp_path)

@@ -85,7 +85,7 @@ def run(parsed: argparse.Namespace) -> int:
     except BackendUnavailableError as error:
         print(f"anychip: there is nothing to verify: {error}", file=sys.stderr)
         return NOTHING_TO_VERIFY
-    report = _about(choice.device(choice.devices[0]), parsed.seconds)
+    report = _about(choice.device(choice.devices[0]), parsed.seconds, choice.simulated)
     end_s = time.monotonic() + parsed.budget_s
     for name in parts:
         part = Part(name)
@@ -102,11 +102,11 @@ def run(parsed: argparse.Namespace) -> int:
     return 0 if report.passed else 1
 
 
-def _about(device: Device, seconds: float) -> VerifyReport:
+def _about(device: Device, seconds: float, simulated: bool) -> VerifyReport:
     about = {"python": platform.python_version(), "machine": platform.machine(), **versions("anychip", "numpy")}
     about |= {name: device.details[name] for name in _DETAILS if name in device.details}
     about["memory"] = f"{device.memory_bytes / 2**30:.0f} GiB"
-    about["measurement"] = f"{seconds:g} s"
+    about |= {"measurement": f"{seconds:g} s", **({"simulated": "yes"} if simulated else {})}
     return VerifyReport(device.id, device.name, time.strftime("%Y-%m-%d"), about)
 
 

@@ -150,7 +150,7 @@ def products_are_float32(subject: Subject) -> None:
     pixels = small_images(4)
     expected = on_cpu(Products(), pixels)
     backend = subject.backend
-    for engine in backend.facts.engines:
+    for engine in (*backend.facts.engines, *backend.facts.by_name):
         try:
             executable, _ = backend.load(Products(), subject.device, engine, "fp32", (len(pixels),))
         except EngineRefusedError:  # The part `engines` tells why.
