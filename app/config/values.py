@@ -145,8 +145,5 @@ Addresses = Annotated[CommaSeparated, AfterValidator(_with_scheme)]
 Clients = Annotated[CommaSeparated, AfterValidator(_known_clients)]
 DeviceMemory = Annotated[str, BeforeValidator(_memory)]
 GuardPolicy = Annotated[Literal["off", "auto"] | int | float, BeforeValidator(_guarded)]
-LogLevel = Annotated[
-    Literal["debug", "info", "warning", "error"],
-    BeforeValidator(lambda given: given.lower() if isinstance(given, str) else given),
-]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lambda given: str(given).lower())]
 IngressCount = Annotated[Literal["auto"] | int, BeforeValidator(_count_or_auto)]

@@ -57,8 +57,7 @@ _EXACT = {
     "CUDAExecutionProvider": {"use_tf32": "0"},
     "CANNExecutionProvider": {"precision_mode": "must_keep_origin_dtype"},
 }
-"""Options without which providers compute float32 in fewer bits: in TF32, in float16 (CANN's default is force_fp16,
-onnxruntime.ai, "CANN Execution Provider"). That CANN's has its effect has not been seen on a card."""
+"""Without these, providers compute float32 in TF32 or float16 (onnxruntime.ai). CANN's has not been seen on a card."""
 
 
 class OnnxRuntimeEngine(Engine):

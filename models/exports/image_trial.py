@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from models.contract.task_adapter import Takes, task_class
 from models.exports import layouts, library_files, witness
 from models.exports.answers import USUAL, Entry, Export, TriedImages, entered, entry_of
 from models.exports.images import load_parts
-from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, interpret, resize_of, scored
+from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation, Size, interpret, resize_of, scored
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import NOTHING, check_axes, has_two_orders, located
@@ -65,7 +66,14 @@ _IN_0_TO_1 = (
     "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
     'DEIMv2 of DINOv3 and most of mmdeploy, state "mean" and "std"'
 )
-_OF_PIXELS = "Image.", "model_info mean_", "model_info scale_", "model_info reverse_"  # ONNX's keys, Model API's.
+_DESCRIBED = {
+    ("mean", "std", "input"): ("image.", "model_info mean_", "model_info scale_"),
+    ("channels",): ("image.bitmappixelformat", "model_info reverse_"),
+    ("resize",): ("model_info resize_type",),
+    ("pad",): ("model_info resize_type fit_to_window",),
+    ("scores",): ("model_info multilabel true",),
+}
+"""Keys of a sidecar, of which one has to be stated, and beginnings of what ONNX and Model API say of it in a file."""
 _LAST_IS_BACKGROUND = (
     "its last class is taken for the background, as rfdetr writes since 1.4: trained by an earlier one it has an "
     "unused class first, so put a name for that before the labels"
@@ -130,10 +138,6 @@ def tried(  # noqa: PLR0917
         about = description(
             metadata, None if sidecar is None else sidecar_of(sidecar, "what its library says"), labels, takes
         )
-        of_pixels = [f"{key} {text}" for key, text in metadata.items() if key.startswith(_OF_PIXELS)]
-        if about is not None and of_pixels and not (about.mean or about.std or about.input):
-            keys = '"mean" and "std" or "input", and "channels" where they are bgr'
-            raise ValueError(f"its metadata says {', '.join(of_pixels)[:300]}, which is not read: state {keys}")
         if about is None and form in ("openvino", "finished"):
             raise ValueError(f"what it is for, no metadata.yaml beside it says: state its task in {file.stem}.json")
         if about is None:
@@ -154,7 +158,8 @@ def tried(  # noqa: PLR0917
             how = interpret(about, [list(shape) for shape in finished["shapes"]], sides)
             export = Export(how, (min(sizes), max(sizes)))
             return replace(_as_tried(about, export, sides, finished["shapes"]), metadata=texts)
-        return replace(_tried(file, about, onnx, architecture, open_size), metadata=texts, implied=implied)
+        stated = {key for key, value in (sidecar or {}).items() if value is not None}
+        return replace(_tried(file, about, onnx, architecture, open_size, stated), metadata=texts, implied=implied)
     except (ValueError, WeightsError) as error:
         if detector is not None and sidecar is None:  # It is served as tensors, as before.
             return None
@@ -167,11 +172,13 @@ def tried(  # noqa: PLR0917
         raise WeightsError(f"{file.name}: {error}.{hint}") from error
 
 
-def _tried(
-    file: Path, about: Description, onnx: OnnxFile | None, architecture: str, open_size: tuple[int, int] | None
+def _tried(  # noqa: PLR0917
+    file: Path, about: Description, onnx: OnnxFile | None, architecture: str, open_size: Size | None, own: set[str]
 ) -> TriedImages:
     size, stated_batch, is_open, entry = about.size, 1, False, USUAL
     core, tail = load_parts(str(file), architecture, False)
+    if not about.exporter:
+        _check_described(core.described if isinstance(core, OpenVinoGraph) else onnx.metadata if onnx else {}, own)
     if onnx is not None:
         size, stated_batch, is_open, entry = _input(onnx, size)
     elif isinstance(core, Graph):
@@ -304,6 +311,16 @@ def _tried(
     sentence = witness.compared(file, architecture, onnx, seen, found)
     export = Export(how, batch, freed, entry, in_float32)
     return replace(_as_tried(about, export, size, shapes), notes=notes, witness=sentence)
+
+
+def _check_described(facts: Mapping[str, str], stated: set[str]) -> None:
+    """Raise ValueError for facts on pixels and scores that the file has, and its owner does not state."""
+    texts = [f"{key} {text}" for key, text in facts.items()]
+    found = {keys: [text for text in texts if text.lower().startswith(of)] for keys, of in _DESCRIBED.items()}
+    if unread := {keys: found[keys] for keys in found if found[keys] and not stated.intersection(keys)}:
+        wanted = ", ".join(" or ".join(f'"{key}"' for key in keys) for keys in unread)
+        quoted = ", ".join(dict.fromkeys(chain(*unread.values())))[:300]
+        raise ValueError(f"its metadata says {quoted}, which is not read: state {wanted}")
 
 
 class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -179,6 +179,12 @@ class OpenVinoGraph(RuntimeGraph):
             ],
         )
 
+    @property
+    def described(self) -> dict[str, str]:
+        """What Model API has written into the file on its images and scores, by ONNX's keys for the same."""
+        found = self._model.get_rt_info("model_info").value if self._model.has_rt_info("model_info") else {}
+        return {f"model_info {key}": str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+
     def at_first_layer(self, tensor: Tensor) -> Tensor | None:
         """Return what the first layer with weights gets; None if there is none, or OpenVINO cannot compile it alone."""
         before = self._before_first_layer

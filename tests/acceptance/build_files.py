@@ -68,7 +68,8 @@ def write_ultralytics(folder: Path) -> dict[str, Any]:
 def write_libraries(folder: Path) -> dict[str, Any]:
     """Folders of timm and Hugging Face, a torchvision state dict, and networks of one's own as PyTorch saves them."""
     answers: dict[str, Any] = {}
-    picture = _picture(64)
+    blocks = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+    picture = Image.fromarray(blocks).resize((64, 64), Image.Resampling.BICUBIC)
     picture.save(folder / "small.png")
     picture.resize((4000, 3000)).save(folder / "large.jpg")
     _write_own(folder, picture, answers)
@@ -77,11 +78,6 @@ def write_libraries(folder: Path) -> dict[str, Any]:
     _write_timm(folder, answers)
     _write_transformers(folder, answers)
     return answers
-
-
-def _picture(side: int) -> Image.Image:
-    blocks = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-    return Image.fromarray(blocks).resize((side, side), Image.Resampling.BICUBIC)
 
 
 def _scores(logits: torch.Tensor, labels: list[str]) -> list[dict[str, Any]]:

@@ -107,15 +107,26 @@ def test_an_input_of_bytes_is_normalised_by_the_network_alone(tmp_path: Path, su
         torch.testing.assert_close(half, network(given), rtol=0.05, atol=0.3)
 
 
-def test_metadata_on_pixels_has_its_owner_state_them(tmp_path: Path) -> None:
-    exported(tmp_path, Network(), torch.rand(1, 3, SIDE, SIDE), ".onnx", {"mean": 0.5, "channels": "bgr"}, OPEN)
-    file = onnx.load(tmp_path / "m.onnx")
-    onnx.helper.set_model_props(file, {"Image.BitmapPixelFormat": "Bgr8", "model_info scale_values": "58 57 57"})
-    onnx.save(file, tmp_path / "m.onnx")
-    assert opened(tmp_path / "m.onnx").export.entry.bgr
-    (tmp_path / "m.json").write_text(json.dumps(SIDECAR))
-    with pytest.raises(WeightsError, match=r"Image.BitmapPixelFormat Bgr8, model_info scale_values 58 57 57, which"):
-        opened(tmp_path / "m.onnx")
+def test_metadata_on_pixels_and_scores_has_its_owner_state_them(tmp_path: Path) -> None:
+    stated = {"mean": 0.5, "channels": "bgr", "resize": "letterbox", "pad": 0, "scores": "sigmoid"}
+    facts = {"scale_values": "58", "reverse_input_channels": "NO", "resize_type": "fit_to_window", "multilabel": "True"}
+    for suffix in (".onnx", ".xml"):
+        exported(tmp_path, Network(), torch.rand(1, 3, SIDE, SIDE), suffix, {**stated, "size": SIDE}, OPEN)
+        file = tmp_path / f"m{suffix}"
+        if suffix == ".onnx":
+            content = onnx.load(file)
+            onnx.helper.set_model_props(content, {f"model_info {key}": text for key, text in facts.items()})
+            onnx.save(content, file)
+        else:
+            lines = "".join(f'<{key} value="{text}"/>' for key, text in facts.items())
+            file.write_text(
+                f"<model_info>{lines}</model_info></rt_info>".join(file.read_text().rsplit("</rt_info>", 1))
+            )
+        assert opened(file).export.entry.bgr
+        for key in stated:
+            (tmp_path / "m.json").write_text(json.dumps({"task": "classify", "size": SIDE, **stated, key: None}))
+            with pytest.raises(WeightsError, match=rf'model_info .*which is not read: state "{key}"'):
+                opened(file)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -31,10 +31,7 @@ _PLACES = {
 FILES = [*_PLACES.values()]
 
 
-def _decoded(file: Path) -> Photograph:
-    return np.array(Image.open(file).convert("RGB"))
-
-
 PHOTOGRAPHS: dict[str, Callable[[], Photograph]] = {
-    name: functools.partial(_decoded, file) for name, file in _PLACES.items()
+    name: functools.partial(lambda file: np.array(Image.open(file).convert("RGB")), file)
+    for name, file in _PLACES.items()
 }
