@@ -21,8 +21,7 @@ from app.arguments import add_settings
 
 TEXT = "Write one file about a card and its software, without secrets, to send."
 EXAMPLE = "anychip report --device npu --verify report/"
-_VERSION = re.compile(r"^.*\d\.\d.*$", re.MULTILINE)
-"""Line with a version. Others of such a file may tell who built it, and where."""
+_VERSION = re.compile(r"^.*\d\.\d.*$", re.MULTILINE)  # Other lines may tell who built it, and where.
 _MOST_NAMES, _MOST_TEXTS, _MOST_BYTES, _LIMIT_S = 200, 20, 4096, 300.0
 
 
@@ -77,6 +76,7 @@ def _toolkits(machines: list[Any]) -> Iterator[dict[str, Any]]:
         paths = [path for level in levels for path in sorted(folder.glob(level))]
         small = [path for path in paths if any(map(path.match, telling)) and path.is_file()]
         small = [path for path in small if path.stat().st_size <= _MOST_BYTES][:_MOST_TEXTS]
-        texts = {str(path.relative_to(folder)): _VERSION.findall(path.read_text("utf-8", "replace")) for path in small}
+        found = {str(path.relative_to(folder)): path.read_text("utf-8", "replace") for path in small}
+        texts = {name: "\n".join(_VERSION.findall(text)) for name, text in found.items()}
         if names := [str(path.relative_to(folder)) for path in paths[:_MOST_NAMES]]:
             yield {"folder": str(folder), "names": names, "versions": texts}
