@@ -50,13 +50,14 @@ class Pair:
 
     These are packages, `cuda` (of torch's build), toolkits, and `driver:` with the vendor's word.
     `versions`: what each version of `software` needs, by the beginning of its number; `at_least`: newer ones will do,
-    too. Without `versions` the first two numbers of both must be the same.
+    too. Without `versions` the first two numbers of both must be the same. `needs`: `other` must be there.
     """
 
     software: str
     other: str
     versions: Mapping[str, str] = field(default_factory=dict)
     at_least: bool = False
+    needs: bool = False
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,7 @@ NVIDIA = Facts(
             # docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility.
             Pair("cuda", "driver:nvidia", {"11": "450.80.02", "12": "525.60.13", "13": "580.65.06"}, at_least=True),
             Pair("torch_tensorrt", "torch"),
-            Pair("torch_tensorrt", "tensorrt", {"2.14": "11.1", "2.13": "11.0"}),  # As the wheels of PyPI pin it.
+            Pair("torch_tensorrt", "tensorrt", {"2.14": "11.1", "2.13": "11.0"}, needs=True),  # As the wheels pin it.
         ),
         health=Question(
             ("nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total", "--format=csv,noheader"),

@@ -181,7 +181,7 @@ class OpenVinoGraph(RuntimeGraph):
 
     @property
     def described(self) -> dict[str, str]:
-        """What Model API has written into the file on its images and scores, by ONNX's keys for the same."""
+        """Facts on images and scores that Model API has written into the file, by ONNX's keys for the same."""
         found = self._model.get_rt_info("model_info").value if self._model.has_rt_info("model_info") else {}
         return {f"model_info {key}": str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 

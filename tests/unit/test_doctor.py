@@ -75,6 +75,7 @@ PAIRS = [
         ({"torch": "2.12.0", "torch_npu": "2.12.0", "cann": "8.5.0"}, "FAIL", "CANN 9.1"),
         ({"torch": "2.8.0", "torch_npu": "2.8.0", "cann": "8.3.RC1"}, "WARN", "leaks"),
         ({"cuda": "13.0", "driver:nvidia": "570.86"}, "FAIL", "580"),
+        ({"torch_tensorrt": "2.13.0"}, "FAIL", "torch_tensorrt 2.13.0 wants tensorrt 11.0"),
         ({"torch": "2.14.0", "torch_tensorrt": "2.13.0", "tensorrt": "11.0.1"}, "FAIL", "torch 2.13: install the two"),
         ({"torch_acme": "1.2.7", "driver:acme": "4.1.9"}, "FAIL", "torch_acme 1.2.7 wants driver 4.2 or newer"),
         ({"torch_acme": "1.1.0", "driver:acme": "4.1.9"}, "PASS", ""),
@@ -106,8 +107,7 @@ def test_variables_that_contradict_each_other_are_found(environment, word):
 
 
 def test_a_variable_of_a_toolkit_s_folder_without_a_version_is_told(tmp_path):
-    named = {"NEUWARE_HOME": str(tmp_path)}
-    check = variables("cpu", named)
+    check = variables("cpu", named := {"NEUWARE_HOME": str(tmp_path)})
     assert (check.status, check.detail.partition(" is ")[2]) == ("WARN", "a folder without a version of neuware")
     (tmp_path / "version.txt").write_text("Neuware Version 4.6.2\n")
     assert variables("cpu", named).status == "PASS"

@@ -54,15 +54,15 @@ def findings(versions: Mapping[str, str], pairs: Iterable[Any]) -> list[VersionF
 
 def _paired(pair: Any, versions: Mapping[str, str]) -> VersionFinding | None:
     mine, other = versions.get(pair.software, ""), versions.get(pair.other, "")
-    if not mine or not other:
-        return None
     # torch_mlu names its torch behind a plus sign: 1.29.2+torch2.7.1.
     tagged = re.search(rf"\+{pair.other}([\d.]+)", mine)
     numbers = _parts(mine)
     needed = (need for begin, need in pair.versions.items() if numbers[: len(_parts(begin))] == _parts(begin))
     need = next(needed, "") if pair.versions else ".".join(map(str, _parts(tagged[1] if tagged else mine)[:2]))
+    if not mine or not (other or (need and pair.needs)):
+        return None
     software, its = _CALLED.get(pair.software, pair.software), pair.other.partition(":")[0]
-    text = f"{software} {mine} and {its} {other}"
+    text = f"{software} {mine} and {its} {other or 'not installed'}"
     if mine in LEAKING.get(pair.software, {}):
         return VersionFinding("WARN", text, f"{software} {mine} {LEAKING[pair.software][mine]}")
     fits = _parts(other) >= _parts(need) if pair.at_least else _parts(other)[: len(_parts(need))] == _parts(need)

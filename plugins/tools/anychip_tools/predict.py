@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from anychip_tools import report
 from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.prediction import files
-from anychip_tools.prediction.files import LINES, FileOutcome, Journal, convert, find_images
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import Settings, absent
@@ -75,7 +74,7 @@ def run(parsed: argparse.Namespace) -> int:
     _check_output(parsed)
     if parsed.batch_size < 1 or parsed.parallel < 0:
         raise CommandError("--batch-size must be at least 1, and --parallel at least 0")
-    count = sum(1 for _ in find_images(parsed.images)) if "@-" not in parsed.images else None
+    count = sum(1 for _ in files.find_images(parsed.images)) if "@-" not in parsed.images else None
     if count == 0:
         raise CommandError(f"there are no images in {', '.join(parsed.images)}")
     with _predictor(parsed, count) as predictor:
@@ -99,7 +98,7 @@ def _check_output(parsed: argparse.Namespace) -> None:
 
 
 def _journal_path(output: Path) -> Path:
-    return output if output.suffix.lower() == LINES else output.with_name(output.name + ".partial.jsonl")
+    return output if output.suffix.lower() == files.LINES else output.with_name(output.name + ".partial.jsonl")
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def _print_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
     answers: dict[str, Any] = {}
     failed = 0
     with _Drawings(parsed.save, announced=True) as drawings:
-        for outcome in predictor.outcomes(find_images(parsed.images)):
+        for outcome in predictor.outcomes(files.find_images(parsed.images)):
             drawings.add(outcome)
             if outcome.prediction is None:
                 failed += 1
@@ -160,14 +159,14 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
     done = failed = 0
     path = _journal_path(parsed.output)
     with (
-        Journal(path, predictor.model, resume=parsed.resume) as journal,
+        files.Journal(path, predictor.model, resume=parsed.resume) as journal,
         report.progress() as progress,
         _Drawings(parsed.save, announced=False) as drawings,
     ):
         left = None if count is None else max(0, count - journal.done)
         task = progress.add_task(predictor.model, total=left)
         shown_s = 0.0
-        sources = (each for each in find_images(parsed.images) if not journal.holds(each.path))
+        sources = (each for each in files.find_images(parsed.images) if not journal.holds(each.path))
         for outcome in predictor.outcomes(sources):
             if outcome.prediction is not None and parsed.output.suffix.lower() == files.COCO:
                 files.check_boxes(outcome.prediction)
@@ -186,7 +185,7 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
         progress.update(task, completed=done)
         elapsed_s = progress.tasks[task].elapsed or 0.0
     if path != parsed.output:
-        convert(path, parsed.output)
+        files.convert(path, parsed.output)
         path.unlink()
     rate = f", {done / elapsed_s:.1f} images/s" if elapsed_s > 0 and done else ""
     print(f"{parsed.output}: {done} images, {failed} failed{rate}", file=sys.stderr)
@@ -207,7 +206,7 @@ class _Drawings(contextlib.AbstractContextManager["_Drawings"]):
         self._wait(0)
         self._threads.shutdown()
 
-    def add(self, outcome: FileOutcome) -> None:
+    def add(self, outcome: files.FileOutcome) -> None:
         """Draw an outcome if drawings are wanted and the outcome has something to draw."""
         if self._folder is None or outcome.prediction is None or outcome.encoded is None:
             return
@@ -229,7 +228,7 @@ class _Drawings(contextlib.AbstractContextManager["_Drawings"]):
                     print(printable(f"drawn: {path}"), file=sys.stderr)
 
 
-def _complain(outcome: FileOutcome) -> None:
+def _complain(outcome: files.FileOutcome) -> None:
     print(printable(f"anychip: {outcome.source.path}: {outcome.error}"), file=sys.stderr)
 
 
