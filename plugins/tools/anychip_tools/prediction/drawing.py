@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import colorsys
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-Point = tuple[float, float]
 Prediction = Mapping[str, Any]
 """Entry of "predictions" (docs/api.md), from postprocessing or from JSON."""
 
@@ -34,13 +33,14 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
         colour = _colour(found.get("class_id", 0))
         for outline in filter(lambda each: len(each) > 1, found.get("segments") or ()):
             canvas.polygon([*map(tuple, outline)], fill=(*colour, 90), outline=colour, width=line)
-        turned = [_point(each) for each in found.get("corners", ())]
+        turned = [*map(tuple, found.get("corners") or ())]
         if turned:
             canvas.polygon(turned, outline=colour, width=line)
         elif "box" in found:
             box = found["box"]
             canvas.rectangle((box["x1"], box["y1"], box["x2"], box["y2"]), outline=colour, width=line)
-        for x, y in _keypoints(found):
+        seen = (each for each in found.get("keypoints") or () if each["score"] >= _LEAST_KEYPOINT_SCORE)
+        for x, y in ((each["x"], each["y"]) for each in seen):
             canvas.ellipse((x - line, y - line, x + line, y + line), fill="white", outline=colour)
         corner = (found["box"]["x1"], found["box"]["y1"]) if "box" in found else (turned or [(0.0, 0.0)])[0]
         second = f": {found['classes'][0]['label']}" if found.get("classes") else ""
@@ -72,17 +72,6 @@ def _placed(prediction: Prediction) -> Sequence[Prediction]:
     lists = [each for each in prediction.values() if isinstance(each, list)]
     placed = [each for each in lists if all(isinstance(one, dict) and one.keys() & _PLACES for one in each)]
     return placed[0] if placed else ()
-
-
-def _point(given: Any) -> Point:
-    return (given["x"], given["y"]) if isinstance(given, Mapping) else (given[0], given[1])
-
-
-def _keypoints(found: Prediction) -> Iterator[Point]:
-    for given in found.get("keypoints", ()):
-        score = given.get("score", 1.0) if isinstance(given, Mapping) else (*given, 1.0)[2]
-        if score >= _LEAST_KEYPOINT_SCORE:
-            yield _point(given)
 
 
 def _colour(class_id: int) -> tuple[int, int, int]:
