@@ -144,7 +144,7 @@ def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):
     services: list[psutil.Process] = []
     while not services:
         assert command.poll() is None
-        time.sleep(0.05)
+        time.sleep(0.001)  # Ended as soon as it is there.
         children = psutil.Process(command.pid).children(recursive=True)
         with contextlib.suppress(psutil.NoSuchProcess):
             services = [child for child in children if "serve" in child.cmdline()]

@@ -7,9 +7,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from anychip_base.interpreter import python_command
@@ -42,30 +43,29 @@ def serving(options: Sequence[str], *, own_session: bool = True) -> Iterator[Run
     """
     command = python_command("-m", "app", "serve", "--port", "0", "--log-level", "error", *options)
     # A file, because a pipe that nobody reads gets full.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=own_session,
-        )
-        limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
-        limit.start()
-        try:
-            assert process.stdout is not None
-            found = re.search(r":(\d+)\s*$", process.stdout.readline())
-            limit.cancel()
-            if not found:
-                process.wait(_STOP_LIMIT_S)
-                output.seek(0)
-                lines = output.read().strip().splitlines() or ["it ended without a word"]
-                raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
-            yield RunningService(int(found[1]), process)
-        finally:
-            limit.cancel()
-            _end(process, own_session=own_session)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output, contextlib.ExitStack() as ends:
+        with _held_back():
+            process = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=own_session,
+            )
+            ends.callback(_end, process, own_session=own_session)
+            limit = threading.Timer(_START_LIMIT_S, process.kill)  # Ends the read below, too.
+            limit.start()
+            ends.callback(limit.cancel)
+        assert process.stdout is not None
+        found = re.search(r":(\d+)\s*$", process.stdout.readline())
+        limit.cancel()
+        if not found:
+            process.wait(_STOP_LIMIT_S)
+            output.seek(0)
+            lines = output.read().strip().splitlines() or ["it ended without a word"]
+            raise ServiceStartError(lines[-1].removeprefix("anychip: ")[:300])
+        yield RunningService(int(found[1]), process)
 
 
 def _end(process: subprocess.Popen[str], *, own_session: bool) -> None:
@@ -108,17 +108,27 @@ def run_group(command: Sequence[str], limit_s: float | None = None) -> tuple[int
 
 
 @contextlib.contextmanager
-def ended_in_order() -> Iterator[None]:
-    """End the command on SIGTERM by an exception, so that its children in sessions of their own end, too."""
-    if threading.current_thread() is not threading.main_thread():
+def _on_sigterm(handler: Callable[..., object]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # Signals are the main thread's.
         yield
         return
-
-    def end(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def ended_in_order() -> contextlib.AbstractContextManager[None]:
+    """End the command on SIGTERM by an exception, so that its children in sessions of their own end, too."""
+    return _on_sigterm(lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold SIGTERM back: its exception would leave a child that has started and that nobody ends yet."""
+    received: list[int] = []
+    with _on_sigterm(lambda number, _: received.append(number)):
+        yield
+    if received:
+        signal.raise_signal(signal.SIGTERM)
