@@ -81,7 +81,7 @@ def common_headers(link: Link, context: RequestContext) -> list[Header]:
     """Return the headers that every answer has. To be called when the answer begins."""
     headers = [
         (b"x-request-id", context.request_id.encode()),
-        (b"server-timing", context.recorder.timings().encode()),
+        (b"server-timing", context.recorder.timings()),
     ]
     if context.traceparent:
         headers.append((b"traceparent", context.traceparent))

@@ -47,7 +47,7 @@ _PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type ex
 _MAX_PROFILE, _MAX_XMP = 1 << 17, 1 << 18
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
 _ENDS_OF_HEADER = frozenset({0xD9, 0xDA})
-_LENGTH = struct.Struct(">H")
+_SEGMENT = struct.Struct(">BBH")
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
 
@@ -175,8 +175,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
     """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is an APP1 segment, and so is XMP."""
     at, orientation, xmp, size = 2, -1, -1, (0, 0)
     for _ in range(_MAX_SEGMENTS):
-        marker = view[at + 1]
-        if view[at] != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
+        begin, marker, length = _SEGMENT.unpack_from(view, at)
+        if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
             at += 1
             continue
         if marker in _WITHOUT_LENGTH:
@@ -184,7 +184,6 @@ def _read_jpeg(view: memoryview) -> _Stored:
             continue
         if marker in _ENDS_OF_HEADER:
             break
-        (length,) = _LENGTH.unpack_from(view, at + 2)
         if marker == 0xE1:
             segment = view[at + 4 : at + 2 + length]
             if orientation < 0 and segment[:6] == _EXIF:

@@ -434,12 +434,14 @@ class Recorder(msgspec.Struct):
     exemplar: Exemplar | None = None
     abandoned: bool = False
 
-    def timings(self) -> str:
+    def timings(self) -> bytes:
         """Return the Server-Timing header: milliseconds of each stage."""
         taken = self.seconds.get
-        return (
-            f"decode;dur={taken('decode', 0.0) * 1e3:.3f}, queue;dur={taken('queue', 0.0) * 1e3:.3f}, "
-            f"infer;dur={taken('infer', 0.0) * 1e3:.3f}, post;dur={taken('postprocess', 0.0) * 1e3:.3f}"
+        return b"decode;dur=%.3f, queue;dur=%.3f, infer;dur=%.3f, post;dur=%.3f" % (
+            taken("decode", 0.0) * 1e3,
+            taken("queue", 0.0) * 1e3,
+            taken("infer", 0.0) * 1e3,
+            taken("postprocess", 0.0) * 1e3,
         )
 
     def abandon(self) -> None:

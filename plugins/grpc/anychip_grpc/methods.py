@@ -213,7 +213,7 @@ class Methods:
                 f"the answer's {response.data_bytes} bytes are more than the {most} that gRPC sends at once here;"
                 " send fewer images, ask for fewer outputs, or ask over REST"
             )
-        trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings())]
+        trailing = [("x-request-id", context.request_id), ("server-timing", context.recorder.timings().decode())]
         if context.traceparent:
             trailing.append(("traceparent", context.traceparent.decode()))
         context.call.set_trailing_metadata(trailing)
