@@ -4,8 +4,9 @@
                  ▲                 ├─ too many pixels for now: waits again, among the large ones
                  └──── alone ◄─────┴─ it died or hung: its image is rejected, the others it had are tried again
 
-Owns: the decoders, their fork server, sockets and credits, and every image until it has ended. Must not know requests
-or the forms of bodies, nor the later owner of a slot. All of it runs in the event loop's thread; nothing in it costs
+Owns: the decoders, their fork server, sockets and credits, and what becomes of an image that one of them has.
+app.decoding.waiting owns which image is next. Must not know requests or the forms of bodies, nor the later owner of a
+slot. All of it runs in the event loop's thread; nothing in it costs
 more than a copy of an image's bytes. No send or receive blocks: a decoder is owed at most a few small jobs, and owes at
 most as many answers, so that neither socket ever fills.
 """
@@ -30,7 +31,6 @@ from app.decoding.waiting import (
     DecodeQueueFullError,
     DecodeTooLateError,
     ImageLimits,
-    MeanOfLate,
     Outcome,
     PendingImage,
 )
@@ -97,6 +97,7 @@ class DecoderProcess(SupervisedChild):
         self.inbox = Inbox(of.plan.buffers, of.plan.buffer_bytes)
         self.sent: dict[int, tuple[PendingImage, int]] = {}
         self.bytes = 0
+        self._tokens = 0
         self.out: list[Job] = []
         self.is_reserved = False
         """True if it has an image that must be its only one."""
@@ -129,7 +130,7 @@ class DecoderProcess(SupervisedChild):
             connection.close()
 
     def answer_s(self) -> float:
-        return self._of.limits.timeout_s if self.sent else math.inf
+        return self._of.queue.limits.timeout_s if self.sent else math.inf
 
     def has_work(self) -> bool:
         return bool(self.sent)
@@ -149,12 +150,39 @@ class DecoderProcess(SupervisedChild):
         self.sent.clear()
         self.inbox.close()
         if self.cause is Cause.STOPPED:
-            self._of.fail(had, "the service stops")
+            for image in had:
+                self._of.queue.end(image, DecodeFailedError("the service stops"))
         elif self.cause in (Cause.DIED, Cause.HUNG, Cause.FROZEN):
             hung = self.cause is Cause.HUNG
             # Killed from outside, as by a person or for want of memory: its image may well be innocent.
             outside = not hung and self.exit_status in (None, -signal.SIGKILL, -signal.SIGTERM)
             self._of.lost(had, None if outside else begun, hung=hung)
+
+    def give(self, image: PendingImage, now_s: float) -> None:
+        """Take an image; `flush` sends its job."""
+        buffer, limits, size = self.free_buffers.pop(), self._of.queue.limits, len(image.body)
+        self.inbox.write(buffer, image.body, image.tail)
+        self._tokens = token = (self._tokens + 1) % (1 << 31)
+        if not self.sent:
+            self.received_s = now_s
+        self.sent[token] = image, buffer
+        self.bytes += size
+        self.is_reserved = image.deaths > 0
+        image.sent_s = now_s
+        job = Job(
+            token=token,
+            kind=image.kind,
+            buffer=buffer,
+            model=image.model,
+            slot=image.slot,
+            size=size + len(image.tail),
+            max_pixels=limits.max_pixels,
+            large_pixels=_ALWAYS if image.large else limits.large_pixels,
+            width=image.width,
+            height=image.height,
+            tail=len(image.tail),
+        )
+        self.out.append(job)
 
     def flush(self) -> None:
         """Send the jobs of `out`; a decoder that is just dying is reported through `over`, not here."""
@@ -202,46 +230,16 @@ class Decoders:
         """Make a pool of `count` processes; at least two run, as one must stay free of large images. `restarted`: hears
         "died" or "hung" for each decoder that is replaced.
         """
-        self.count, self.plan, self.limits = max(2, count), plan, limits
+        self.count, self.plan = max(2, count), plan
+        self.queue = DecodeQueue(len(plan.models), self.count, limits)
         self.fork_server: ForkServer
         self._arena, self._restarted = arena, restarted
         self._loop = asyncio.get_running_loop()
         self._most_credits = min(CREDITS, plan.buffers)
         self._numbers = itertools.count(1)
         self._places: list[Supervisor[DecoderProcess]] = []
-        self._queue: DecodeQueue = DecodeQueue(len(plan.models), limits.queue)
-        self._tokens = 0
-        self._large = 0  # Large images with decoders, and their pixels.
-        self._large_pixels = 0
-        self._image_s, self._image_bytes = MeanOfLate(), MeanOfLate()
-        self.seconds_an_image = 0.0
-        """Recent seconds of all decoders together for an image."""
         self._flushing = False
         self._rejecting: set[asyncio.Task[None]] = set()
-
-    @property
-    def held(self) -> int:
-        """Return the number of images in decoding or waiting for it."""
-        return self._queue.held
-
-    def wait_s(self, model: int, priority_s: float, client: str, images: int = 1) -> float | None:
-        """Return the seconds until a decoder should begin the last of `images` that a client may send now.
-
-        None until it is known how long an image of the model takes.
-
-        `priority_s`: the images rank so much earlier than now. The images with decoders, except one for each, are ahead
-        in any case. If nothing waits, this is 0 for one image: its own decoding is not included.
-        """
-        queue, count = self._queue, self.count
-        image_s = queue.models[model].image_s.value
-        if not image_s:
-            return None
-        if not queue.held:
-            return (images - 1) * image_s / count
-        in_hand_s = max(0, queue.held - queue.waiting - count) * self._image_s.value
-        now_s = clock.monotonic()
-        turn_s = queue.turn_s(client, now_s, self.seconds_an_image)
-        return (in_hand_s + queue.work_before_s(model, turn_s - priority_s, images)) / count
 
     @property
     def ready(self) -> list[DecoderProcess]:
@@ -268,8 +266,8 @@ class Decoders:
         if self._places:
             await self.fork_server.stop()
         await asyncio.gather(*self._rejecting)
-        while (waiting := self._queue.pop()) is not None:
-            self.fail([waiting], "the service stops")
+        while (waiting := self.queue.pop()) is not None:
+            self.queue.end(waiting, DecodeFailedError("the service stops"))
 
     def decode(self, image: PendingImage, *, client: str = "", again: bool = False) -> None:
         """Decode an image; its `ended` is called once, perhaps before this returns.
@@ -281,36 +279,17 @@ class Decoders:
         if image.kind is Kind.PIXELS:
             image.pixels = image.width * image.height
         try:
-            self._queue.admit(again=again)
+            self.queue.add(image, client, clock.monotonic(), again=again)
         except DecodeQueueFullError as error:
             image.ended(image, error)
             return
-        if image.pixels >= self.limits.large_pixels:
-            try:
-                self._queue.enlarge(image)
-            except DecodeQueueFullError as error:
-                self._end(image, error)
-                return
-        now_s = clock.monotonic()
-        image.client, image.turn_s = client, self._queue.turn_s(client, now_s, self.seconds_an_image)
-        image.rank_s += image.turn_s - now_s
-        self._queue.push(image)
         self.flush_soon()
 
     def drop(self, image: PendingImage) -> None:
         """Note that a waiter has left. An image without waiters leaves the queue, if it is still there."""
         image.wanted -= 1
-        if not image.wanted and self._queue.discard(image):
-            self._end(image, DecodeFailedError("it is not wanted any more"))
-
-    def fail(self, images: Sequence[PendingImage], reason: str) -> None:
-        """End images that no decoder has any more."""
-        for image in images:
-            self._end(image, DecodeFailedError(reason))
-
-    def _end(self, image: PendingImage, outcome: Outcome) -> None:
-        self._queue.leave(image)
-        image.ended(image, outcome)
+        if not image.wanted and self.queue.discard(image):
+            self.queue.end(image, DecodeFailedError("it is not wanted any more"))
 
     def flush_soon(self) -> None:
         """Send the jobs once a turn of the loop: those that come in one turn go in one packet."""
@@ -321,80 +300,38 @@ class Decoders:
     def _flush(self) -> None:
         self._flushing = False
         now_s, ready = clock.monotonic(), self.ready
-        while self._queue.waiting:
+        while self.queue.waiting:
             decoder = self._next_decoder(ready)
             if decoder is None:
                 break
-            image = self._queue.pop(self._has_room)
+            image = self.queue.pop()
             if image is None:
                 break
             if image.deaths and decoder.sent:
                 # It wants a decoder of its own; there is one as soon as one has nothing left.
                 idle = next((each for each in ready if not each.sent), None)
                 if idle is None:
-                    self._queue.push(image)
+                    self.queue.push(image)
                     break
                 decoder = idle
-            if self._queue.waiting and self._is_hopeless(decoder, image, now_s):
-                self._end(image, DecodeTooLateError())
+            if self.queue.waiting and self.queue.is_hopeless(image, len(decoder.sent), now_s):
+                self.queue.end(image, DecodeTooLateError())
                 continue
-            self._give_to(decoder, image, now_s)
+            decoder.give(image, now_s)
         for decoder in ready:
             if decoder.out:
                 decoder.flush()
 
-    def _is_hopeless(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> bool:
-        """Return True if its pixels would come too late; the caller drops it if others wait."""
-        ahead_s = len(decoder.sent) * self._image_s.value
-        return now_s + ahead_s + self._queue.models[image.model].image_s.value > image.needed_s
-
-    def _has_room(self, image: PendingImage) -> bool:
-        """Return True if a large image may be decoded now: one decoder stays free of them, and their memory is bounded.
-        One above the bound is decoded while no other large one is.
-        """
-        count = self.count
-        within = self._large_pixels + image.pixels <= count * self.limits.large_pixels
-        return not self._large or (self._large < count - 1 and within)
-
     def _next_decoder(self, ready: Sequence[DecoderProcess]) -> DecoderProcess | None:
         best = None
-        image_s = self._image_s.value
-        ahead_bytes = self._image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
+        image_s = self.queue.image_s.value
+        ahead_bytes = self.queue.image_bytes.value * _AHEAD_S / image_s if image_s else 0.0
         for decoder in ready:
             if not decoder.is_reserved and (best is None or decoder.bytes < best.bytes):
                 images = len(decoder.sent)
                 if images < _LEAST_CREDITS or (images < self._most_credits and decoder.bytes < ahead_bytes):
                     best = decoder
         return best
-
-    def _give_to(self, decoder: DecoderProcess, image: PendingImage, now_s: float) -> None:
-        buffer = decoder.free_buffers.pop()
-        decoder.inbox.write(buffer, image.body, image.tail)
-        self._tokens = token = (self._tokens + 1) % (1 << 31)
-        if not decoder.sent:
-            decoder.received_s = now_s
-        decoder.sent[token] = image, buffer
-        decoder.bytes += len(image.body)
-        decoder.is_reserved = image.deaths > 0
-        image.sent_s = now_s
-        if image.large:
-            self._large += 1
-            self._large_pixels += image.pixels
-        large_pixels = _ALWAYS if image.large else self.limits.large_pixels
-        job = Job(
-            token=token,
-            kind=image.kind,
-            buffer=buffer,
-            model=image.model,
-            slot=image.slot,
-            size=len(image.body) + len(image.tail),
-            max_pixels=self.limits.max_pixels,
-            large_pixels=large_pixels,
-            width=image.width,
-            height=image.height,
-            tail=len(image.tail),
-        )
-        decoder.out.append(job)
 
     def answered(self, decoder: DecoderProcess, answer: Decoded) -> None:
         """Handle an answer. Raises KeyError for a job that this decoder does not have."""
@@ -406,15 +343,10 @@ class Decoders:
         decoder.free_buffers.append(buffer)
         decoder.is_reserved, decoder.has_served = False, True
         now_s = clock.monotonic()
-        credible_s = max(_CREDIBLE * self._image_s.value, _ALWAYS_CREDIBLE_S)
+        credible_s = max(_CREDIBLE * self.queue.image_s.value, _ALWAYS_CREDIBLE_S)
         taken_s = min(now_s - max(image.sent_s, decoder.received_s), credible_s)
-        self._image_s.learn(taken_s)
-        self.seconds_an_image = self._image_s.value / self.count
-        self._image_bytes.learn(len(image.body))
-        self._queue.took(image.model, taken_s)
+        self.queue.took(image, taken_s)
         decoder.received_s = now_s
-        if image.large:
-            self._returned(image)
         outcome: Outcome | None
         match answer.status:
             case _ if not image.wanted:
@@ -424,8 +356,7 @@ class Decoders:
             case Status.LARGE:
                 image.pixels, outcome = answer.width * answer.height, None
                 try:
-                    self._queue.enlarge(image)
-                    self._queue.push(image)
+                    self.queue.push_large(image)
                 except DecodeQueueFullError as error:
                     outcome = error
             case Status.TOO_LARGE:
@@ -435,13 +366,9 @@ class Decoders:
             case _:
                 outcome = DecodeFailedError(answer.text)
         if outcome is not None:
-            self._end(image, outcome)
-        if self._queue.waiting:
+            self.queue.end(image, outcome)
+        if self.queue.waiting:
             self.flush_soon()
-
-    def _returned(self, image: PendingImage) -> None:
-        self._large -= 1
-        self._large_pixels -= image.pixels
 
     def lost(self, images: Sequence[PendingImage], culprit: PendingImage | None, *, hung: bool) -> None:
         """Reject the image that is known to have ended its decoder; try the others that it had again. `hung`: it did
@@ -449,17 +376,15 @@ class Decoders:
         """
         self._restarted("hung" if hung else "died")
         for image in images:
-            if image.large:
-                self._returned(image)
             image.deaths += 1
             if not image.wanted:
-                self._end(image, DecodeFailedError("it is not wanted any more"))
+                self.queue.end(image, DecodeFailedError("it is not wanted any more"))
             elif image is culprit or image.deaths > _MOST_DEATHS:
                 rejecting = asyncio.create_task(self._reject(image, hung=hung), name="rejection of an image")
                 self._rejecting.add(rejecting)
                 rejecting.add_done_callback(self._rejecting.discard)
             else:
-                self._queue.push(image)
+                self.queue.push(image)
         self.flush_soon()
 
     async def _reject(self, image: PendingImage, *, hung: bool) -> None:
@@ -467,4 +392,4 @@ class Decoders:
         digest = await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
         what, sentence = ("hung", "takes too long to decode") if hung else ("died", "could not be decoded")
         log.error("a decoder %s at an image of %d bytes, sha256 %s", what, len(body), digest)
-        self._end(image, InvalidImageError(f"the image {sentence}"))
+        self.queue.end(image, InvalidImageError(f"the image {sentence}"))

@@ -1,7 +1,8 @@
 """Queue of images that wait to be decoded, in order, and the errors of decoding.
 
-Owns: an image's record, one line a model, the seconds that images take and wait, the bound on the queue, and the turns
-between models and between clients. Pure logic: no processes, no asyncio, no clock. Must not know what is in an image.
+Owns: an image's record, one line a model, the seconds that images take and wait, the bounds on the queue and on large
+images, and the turns between models and between clients. Pure logic: no processes, no asyncio, no clock. Must not know
+what is in an image.
 
 Models share the decoders by the seconds their images take, not by their number: each has a virtual clock, and the model
 furthest behind goes first (start-time fair queueing, as in app.scheduling). Within a model the least rank goes first:
@@ -126,13 +127,15 @@ class ModelLines:
 
 
 class DecodeQueue:
-    """Queue of the decoders. Not thread-safe: one thread (the event loop) calls it."""
+    """Images before and with the decoders: their bounds, their order, and the time they take. Not thread-safe: one
+    thread (the event loop) calls it.
+    """
 
-    def __init__(self, models: int, limit: int) -> None:
-        """Hold at most `limit` images, waiting or with a decoder; an eighth of them may be large."""
-        self.models: list[ModelLines] = [ModelLines() for _ in range(models)]
-        self._limit = limit
-        self._large_limit = max(1, limit // 8)
+    def __init__(self, models: int, decoders: int, limits: ImageLimits) -> None:
+        """Hold images of so many models for so many decoders; an eighth of `limits.queue` may be large."""
+        self.limits = limits
+        self._decoders = decoders
+        self._models = [ModelLines() for _ in range(models)]
         self._order = count()
         self._turns = Turns()  # Of the images that wait.
         self._clock_s = 0.0
@@ -140,31 +143,66 @@ class DecodeQueue:
         """Number of images that no decoder has."""
         self.held = 0
         """Number of images waiting or with a decoder."""
-        self.held_large = 0
+        self._large: set[PendingImage] = set()
+        """The large ones of these."""
+        self.image_s, self.image_bytes = MeanOfLate(), MeanOfLate()
+        self.seconds_an_image = 0.0
+        """Recent seconds of all decoders together for an image."""
 
-    def admit(self, *, again: bool = False) -> None:
-        """Count one more image in; `leave` must follow. Raises DecodeQueueFullError, except for an image that is here
-        `again`: it was admitted.
+    def wait_s(self, model: int, priority_s: float, client: str, now_s: float, images: int = 1) -> float | None:
+        """Return the seconds until a decoder should begin the last of `images` that a client may send now.
+
+        None until it is known how long an image of the model takes.
+
+        `priority_s`: the images rank so much earlier than now. The images with decoders, except one for each, are ahead
+        in any case. If nothing waits, this is 0 for one image: its own decoding is not included.
         """
-        if self.held >= self._limit and not again:
+        image_s = self._models[model].image_s.value
+        if not image_s:
+            return None
+        if not self.held:
+            return (images - 1) * image_s / self._decoders
+        in_hand_s = max(0, self.held - self.waiting - self._decoders) * self.image_s.value
+        rank_s = self.turn_s(client, now_s) - priority_s
+        return (in_hand_s + self._work_before_s(model, rank_s, images)) / self._decoders
+
+    def is_hopeless(self, image: PendingImage, ahead: int, now_s: float) -> bool:
+        """Return True if its pixels would come too late from a decoder that has so many images already."""
+        return now_s + ahead * self.image_s.value + self._models[image.model].image_s.value > image.needed_s
+
+    def add(self, image: PendingImage, client: str, now_s: float, *, again: bool = False) -> None:
+        """Let an image in, behind others of its client; `end` must follow. Raises DecodeQueueFullError, except for an
+        image that is here `again`: it was admitted.
+        """
+        if self.held >= self.limits.queue and not again:
             raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
+        if image.pixels >= self.limits.large_pixels:
+            self._enlarge(image)
         self.held += 1
+        image.client, image.turn_s = client, self.turn_s(client, now_s)
+        image.rank_s += image.turn_s - now_s
+        self.push(image)
 
-    def leave(self, image: PendingImage) -> None:
-        """Count out an image that is decoded, refused or given up."""
+    def end(self, image: PendingImage, outcome: Outcome) -> None:
+        """End an image that does not wait, and that no decoder has any more."""
         self.held -= 1
-        self.held_large -= image.large
+        self._large.discard(image)
+        image.ended(image, outcome)
 
-    def enlarge(self, image: PendingImage) -> None:
-        """Mark an image as large. Raises DecodeQueueFullError if too many large ones are here."""
-        if self.held_large >= self._large_limit:
-            raise DecodeQueueFullError(f"{self.held_large} large images are waiting to be decoded")
-        self.held_large += 1
+    def _enlarge(self, image: PendingImage) -> None:
+        if len(self._large) >= max(1, self.limits.queue // 8):
+            raise DecodeQueueFullError(f"{len(self._large)} large images are waiting to be decoded")
+        self._large.add(image)
         image.large = True
+
+    def push_large(self, image: PendingImage) -> None:
+        """Put an image back that a decoder has found to be large. Raises DecodeQueueFullError if too many are here."""
+        self._enlarge(image)
+        self.push(image)
 
     def push(self, image: PendingImage) -> None:
         """Put an admitted image into the queue: for the first time, or again after its decoder was lost."""
-        waiting = self.models[image.model]
+        waiting = self._models[image.model]
         if not any(waiting.lines):
             waiting.served_s = max(waiting.served_s, self._clock_s)  # A model that was idle earns no credit.
         image.queued = True
@@ -180,17 +218,17 @@ class DecodeQueue:
         image.queued = False
         self.waiting -= 1
         self._turns.end(image.client)
-        line = self.models[image.model].lines[image.large]
+        line = self._models[image.model].lines[image.large]
         del line[bisect_left(line, (image.rank_s, image.order))]
         return True
 
-    def pop(self, fits: Callable[[PendingImage], bool] = lambda _: True) -> PendingImage | None:
-        """Return the next image, None without one; `fits`: returns True if a large one may run now."""
+    def pop(self) -> PendingImage | None:
+        """Return the next image that may be decoded now, None without one."""
         best: tuple[float, PendingImage] | None = None
-        for waiting in self.models:
+        for waiting in self._models:
             small, large = waiting.lines
             first = small[0][2] if small else None
-            if large and (first is None or large[0][0] < first.rank_s) and fits(large[0][2]):
+            if large and (first is None or large[0][0] < first.rank_s) and self._has_room(large[0][2]):
                 first = large[0][2]
             if first is not None and (best is None or waiting.served_s < best[0]):
                 best = waiting.served_s, first
@@ -201,31 +239,43 @@ class DecodeQueue:
         self.discard(image)
         return image
 
-    def took(self, model: int, seconds: float) -> None:
-        """Learn the decoding time of an image of the model."""
-        waiting = self.models[model]
+    def _has_room(self, image: PendingImage) -> bool:
+        """Return True if a large image may be decoded now: one decoder stays free of them, and their memory is bounded.
+        One above the bound is decoded while no other large one is.
+        """
+        decoded = [each.pixels for each in self._large if not each.queued]
+        within = sum(decoded) + image.pixels <= self._decoders * self.limits.large_pixels
+        return not decoded or (len(decoded) < self._decoders - 1 and within)
+
+    def took(self, image: PendingImage, seconds: float) -> None:
+        """Learn the decoding time of an image."""
+        waiting = self._models[image.model]
         waiting.served_s += seconds
         waiting.image_s.learn(seconds)
+        self.image_s.learn(seconds)
+        self.image_bytes.learn(len(image.body))
+        self.seconds_an_image = self.image_s.value / self._decoders
 
-    def turn_s(self, client: str, now_s: float, image_s: float) -> float:
+    def turn_s(self, client: str, now_s: float) -> float:
         """Return the turn of an image that comes now, if all clients that wait were served in turns.
 
-        `image_s`: seconds of all decoders for an image. Never later than the time of all that waits.
+        Never later than the time of all that waits.
         """
         own, last_s = self._turns.get(client, NOTHING)
-        return max(now_s + min(own * len(self._turns), self.waiting) * image_s, last_s) if own else now_s
+        ahead = min(own * len(self._turns), self.waiting)
+        return max(now_s + ahead * self.seconds_an_image, last_s) if own else now_s
 
-    def work_before_s(self, model: int, rank_s: float, images: int) -> float:
+    def _work_before_s(self, model: int, rank_s: float, images: int) -> float:
         """Return the seconds of work ahead of the last of `images` more, the first of which has this rank.
 
         Large images are left out: they wait for each other, and small ones do not wait for them.
         """
-        own = self.models[model]
+        own = self._models[model]
         own_s = (own.lines[False].before(rank_s) + images - 1) * own.image_s.value
         if len(own.lines[False]) == self.waiting:
             return own_s
         work_s = own_s
-        for other in self.models:
+        for other in self._models:
             if other is not own and (line := other.lines[False]):
                 # Models take turns: of another one no more goes before it than of its own, and one image.
                 other_s = other.image_s.value

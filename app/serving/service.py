@@ -149,7 +149,7 @@ class Service:
         restarts = self.metrics.decoder_restarts
         decoders = Decoders(plan, arena, count, limits, restarted=lambda reason: restarts.labels(reason).inc())
         self.metrics.decoders_up.set_function(lambda: decoders.up)
-        self.metrics.decode_depth.set_function(lambda: decoders.held)
+        self.metrics.decode_depth.set_function(lambda: decoders.queue.held)
         return decoders
 
     def _decode_limit(self) -> int:

@@ -86,11 +86,11 @@ class Filling:
         # By the model's number, with the object that it was for: after a load that is another.
         self._placements: dict[int, tuple[PixelModel, dict[tuple[int, int], Placement | None]]] = {}
 
-    def wait_s(self, pool: ModelPool, terms: Terms, images: int) -> float | None:
+    def wait_s(self, pool: ModelPool, terms: Terms, now_s: float, images: int) -> float | None:
         """Return the seconds that the last of `images` new images will wait for a decoder; None while unknown."""
         if self._decoders is None or pool.passes_files or not isinstance(pool.model, PixelModel):
             return 0.0
-        return self._decoders.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, images)
+        return self._decoders.queue.wait_s(pool.index, terms.priority * PRIORITY_WORTH_S, terms.client, now_s, images)
 
     def fill(self, items: Sequence[Submission], content: Content, needed_s: float = math.inf) -> None:
         """Fill the slots of items: one, or as many as there are regions. `needed_s`: a later fill is too late."""
@@ -186,7 +186,7 @@ class Filling:
         first = items[0]
         pending = PendingImage(
             first.pool.index,
-            rank_s(first.begun_s, items[-1].position, self._decoders.seconds_an_image, first.terms.priority),
+            rank_s(first.begun_s, items[-1].position, self._decoders.queue.seconds_an_image, first.terms.priority),
             image,
             self._decoded,
             kind,
@@ -283,7 +283,7 @@ class Submissions(Link):
         if self.refusing:
             raise shutting_down()
         now_s, room = clock.monotonic(), self._asked(served, terms, 1)
-        ready_s = self._filling.wait_s(room.served, terms, 1)
+        ready_s = self._filling.wait_s(room.served, terms, now_s, 1)
         try:
             room.expected_s = self._fleet.scheduler.check(room, now_s, ready_s)
         except (QueueFullError, DeadlineUnreachableError) as error:
@@ -303,7 +303,7 @@ class Submissions(Link):
         if terms.client_lease is not None:
             terms.client_lease.admit_images(count)
         try:
-            self._fleet.scheduler.reserve(room, now_s, partial(self._filling.wait_s, room.served, terms))
+            self._fleet.scheduler.reserve(room, now_s, partial(self._filling.wait_s, room.served, terms, now_s))
         except NeverRoomError as error:
             raise invalid_request(f"{error}; send fewer at a time") from None
         except (QueueFullError, DeadlineUnreachableError) as error:

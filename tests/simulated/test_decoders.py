@@ -96,21 +96,21 @@ class Rig:
         return [decoder.pid for decoder in self.decoders.ready if decoder.pid]
 
     def all_free(self):
-        return not any(slots.taken for slots in self.slots) and not self.decoders._queue.held
+        return not any(slots.taken for slots in self.slots) and not self.decoders.queue.held
 
     async def time_passes_for_the_last(self):
         """When one decoder alone has images left it is as if it had them for longer than it may."""
-        queue, decoders = self.decoders._queue, self.decoders.ready
+        queue, decoders = self.decoders.queue, self.decoders.ready
         await until(lambda: not queue.waiting and sum(bool(each.sent) for each in decoders) == 1, blocks=False)
-        limits, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, timeout_s=0.0)
+        limits, queue.limits = queue.limits, dataclasses.replace(queue.limits, timeout_s=0.0)
         await until(lambda: self.reasons, blocks=False)
-        self.decoders.limits = limits
+        queue.limits = limits
 
     @contextlib.asynccontextmanager
-    async def limited(self, *, queue=64, **changes):
+    async def limited(self, **changes):
         """With other limits; afterwards nothing is left, everything is up, and nothing has held the loop up."""
-        before, self.decoders.limits = self.decoders.limits, dataclasses.replace(self.decoders.limits, **changes)
-        self.decoders._queue._limit = queue
+        queue = self.decoders.queue
+        before, queue.limits = queue.limits, dataclasses.replace(queue.limits, **changes)
         self.reasons.clear()
         try:
             with guarded():
@@ -118,8 +118,7 @@ class Rig:
                 await until(self.all_free, blocks=False)
                 await until(lambda: self.decoders.up == 2, blocks=False)
         finally:
-            self.decoders.limits = before
-            self.decoders._queue._limit = 64
+            queue.limits = before
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

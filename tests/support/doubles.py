@@ -22,9 +22,8 @@ import numpy as np
 from app import clock
 from app.config import Settings
 from app.core import DecodedBy, Loaded
-from app.decoder.messages import DecodePlan
-from app.decoding.pool import DecoderProcess
-from app.decoding.waiting import Outcome, PendingImage
+from app.decoding import pool
+from app.decoding.waiting import DecodeQueue, ImageLimits, Outcome, PendingImage
 from app.fleet.fleet import Fleet
 from app.fleet.process import Owner, WorkerProcess
 from app.ingress.ingress import Replies
@@ -187,9 +186,8 @@ class StartedWorkers(list[Worker]):
 class Decoders:
     """Double of app.decoding.pool.Decoders: `given` are its images, `again` those that came once more."""
 
-    seconds_an_image = 0.0
-
     def __init__(self) -> None:
+        self.queue = DecodeQueue(8, 2, ImageLimits(queue=0, max_pixels=0))
         self.given: list[PendingImage] = []
         self.again: list[PendingImage] = []
         self.dropped: list[PendingImage] = []
@@ -198,9 +196,6 @@ class Decoders:
         self.given.append(image)
         if again:
             self.again.append(image)
-
-    def wait_s(self, *_: object) -> float:
-        return 0.0
 
     def drop(self, image: PendingImage) -> None:
         image.wanted -= 1
@@ -212,13 +207,13 @@ class Decoders:
             image.ended(image, outcome)
 
 
-class Decoder(DecoderProcess):
+class Decoder(pool.DecoderProcess):
     """Double that keeps the jobs it is sent."""
 
     pid = 1
 
-    def __init__(self, number: int, plan: DecodePlan) -> None:
-        super().__init__(SimpleNamespace(plan=plan), number)  # type: ignore[arg-type]
+    def __init__(self, of: pool.Decoders, number: int) -> None:
+        super().__init__(of, number)
         self.move(ChildStatus.READY)
         self.inbox.close()
         self.inbox = self  # type: ignore[assignment]

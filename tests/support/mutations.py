@@ -57,7 +57,7 @@ a deadline that passes is answered when the worker is done
 +    def _withdraw
 test_overload.py::test_at_three_times_the_load_all_that_can_be_answered_is
 admission expects no wait for a decoder
--self._filling.wait_s(room.served, terms, 1)
+-self._filling.wait_s(room.served, terms, now_s, 1)
 +0.0
 test_cancelling.py::test_an_item_ends_at_once_is_counted_once_at_its_stage_and_its_slot_comes_back_when_nobody_has_it
 what was cancelled counts as a client that left
@@ -105,7 +105,7 @@ a pause is charged to the model whose image was being decoded
 +taken_s = now_s - max(image.sent_s, decoder.received_s)
 test_decode_pool.py::test_what_would_come_too_late_is_not_decoded_where_others_wait
 what would come too late is decoded all the same
--if self._queue.waiting and self._is_hopeless(decoder, image, now_s):
+-if self.queue.waiting and self.queue.is_hopeless(image, len(decoder.sent), now_s):
 +if False:
 test_decode_pool.py::test_what_nobody_waits_for_any_more_is_no_pixels_though_a_decoder_has_made_them
 pixels that nobody waits for any more are queued

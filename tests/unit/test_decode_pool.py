@@ -41,7 +41,7 @@ async def decoding(models=1, **options):
     arena = Arena([(4, 64)] * models)
     plan = DecodePlan((None,) * models, arena.pools, CREDITS, 4 << 20, ("info", "text"))
     decoders = Decoders(plan, arena, 2, ImageLimits(queue=256, max_pixels=1000), **options)
-    decoders._places = [SimpleNamespace(child=Decoder(number, plan)) for number in range(2)]
+    decoders._places = [SimpleNamespace(child=Decoder(decoders, number)) for number in range(2)]
     try:
         yield decoders
     finally:
@@ -83,7 +83,7 @@ def answer(decoders, clock, seconds_an_image):
 async def test_what_would_come_too_late_is_not_decoded_where_others_wait(clock):
     async with decoding() as decoders:
         for _ in range(100):
-            decoders._image_s.learn(0.01)
+            decoders.queue.image_s.learn(0.01)
         for _ in range(4):
             Waiting(decoders)
         late = Waiting(decoders, needed_s=clock.now_s + 0.015)
@@ -101,7 +101,7 @@ async def test_what_would_come_too_late_is_not_decoded_where_others_wait(clock):
         await turns()
         answer(decoders, clock, 0.005)
         assert last_late.outcome is Placement
-        assert decoders.held == 0
+        assert decoders.queue.held == 0
 
 
 async def answered_models(decoders, clock, image_s, pauses):
@@ -132,7 +132,7 @@ def test_whatever_the_pauses_each_model_is_decoded_within_a_bounded_number_of_im
     async def run(clock):
         async with decoding(models=2) as decoders:
             for _ in range(100):
-                decoders._image_s.learn(0.02)
+                decoders.queue.image_s.learn(0.02)
             return await answered_models(decoders, clock, 0.02, [*pauses, *[0.0] * 40])
 
     with pytest.MonkeyPatch.context() as patched:
@@ -153,12 +153,12 @@ async def test_what_nobody_waits_for_leaves_the_heap_and_no_decoder_gets_it(cloc
         await turns()
         assert sum(len(decoder.jobs) for decoder in decoders.ready) == 4
         decoders.drop(images[6].image)
-        assert (images[6].outcome, decoders._queue.waiting, decoders.held) == (DecodeFailedError, 3, 7)
+        assert (images[6].outcome, decoders.queue.waiting, decoders.queue.held) == (DecodeFailedError, 3, 7)
         for _ in range(3):
             answer(decoders, clock, 0.001)
             await turns()
         assert [each.outcome for each in images] == [Placement] * 6 + [DecodeFailedError, Placement]
-        assert decoders.held == 0
+        assert decoders.queue.held == 0
 
 
 async def test_what_nobody_waits_for_any_more_is_no_pixels_though_a_decoder_has_made_them(clock):
@@ -166,9 +166,9 @@ async def test_what_nobody_waits_for_any_more_is_no_pixels_though_a_decoder_has_
         left, stays = Waiting(decoders), Waiting(decoders)
         await turns()
         decoders.drop(left.image)
-        assert (left.outcome, decoders.held) == (None, 2), "a decoder may still write to its slot"
+        assert (left.outcome, decoders.queue.held) == (None, 2), "a decoder may still write to its slot"
         answer(decoders, clock, 0.001)
-        assert (left.outcome, stays.outcome, decoders.held) == (DecodeFailedError, Placement, 0)
+        assert (left.outcome, stays.outcome, decoders.queue.held) == (DecodeFailedError, Placement, 0)
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
@@ -215,7 +215,7 @@ async def test_a_decoder_that_ends_is_counted_once_and_of_its_images_those_that_
             answer(decoders, clock, 0.001)
             await turns()
         assert [each.outcome for each in by_image.values()].count(Placement) == 4
-        assert (decoders.held, other.sent) == (0, {})
+        assert (decoders.queue.held, other.sent) == (0, {})
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decoding.waiting import DecodeQueue, DecodeQueueFullError, PendingImage
+from app.decoding.waiting import DecodeFailedError, DecodeQueue, DecodeQueueFullError, ImageLimits, PendingImage
+
+
+def queue_of(models, limit, decoders=2):
+    return DecodeQueue(models, decoders, ImageLimits(limit, max_pixels=1000, large_pixels=100))
 
 
 def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
-    queue, order = DecodeQueue(1, 1000), []
+    queue, order = queue_of(1, 1000, decoders=100), []
+    queue.took(PendingImage(0, 0.0, b""), 1.0)
     for number, client in enumerate(["many"] * 50 + ["few"] * 2):
-        entry = PendingImage(0, 0.0, number)
-        entry.client = client
-        entry.rank_s = entry.turn_s = queue.turn_s(client, 100 + number * 0.001, 0.01)
-        queue.admit()
-        queue.push(entry)
-    while (entry := queue.pop(lambda _: True)) is not None:
-        queue.took(entry.model, 1.0)
+        now_s = 100 + number * 0.001
+        queue.add(PendingImage(0, now_s, number), client, now_s)
+    while (entry := queue.pop()) is not None:
         order.append(entry.client)
     assert order.index("few") < 10
     assert order[:20].count("few") == 2
@@ -26,20 +27,20 @@ def test_a_client_that_sends_much_stands_behind_itself_and_not_before_others():
 
 
 def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
-    queue = DecodeQueue(1, 16)
-    entries = [PendingImage(0, 0.0, number) for number in range(16)]
+    queue = queue_of(1, 16)
+    entries = [PendingImage(0, 0.0, number, pixels=100 * (number < 2)) for number in range(16)]
     for entry in entries:
-        queue.admit()
-        queue.push(entry)
+        queue.add(entry, "", 0.0)
     with pytest.raises(DecodeQueueFullError, match="16 images"):
-        queue.admit()
-    queue.enlarge(entries[0])
-    queue.enlarge(entries[1])
+        queue.add(PendingImage(0, 0.0, 16), "", 0.0)
+    found = entries[2]
+    assert queue.discard(found)
     with pytest.raises(DecodeQueueFullError, match="2 large"):
-        queue.enlarge(entries[2])
-    queue.leave(entries[0])
-    queue.admit()
-    queue.enlarge(entries[2])
+        queue.push_large(found)
+    assert queue.discard(entries[0])
+    queue.end(entries[0], DecodeFailedError())
+    queue.push_large(found)
+    queue.add(PendingImage(0, 0.0, 16), "", 0.0)
 
 
 @given(
@@ -49,32 +50,33 @@ def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
     )
 )
 def test_every_image_comes_out_once_or_was_discarded_and_counts_agree(actions):
-    queue: DecodeQueue = DecodeQueue(3, 1000)
+    queue, ended = queue_of(3, 1000), DecodeFailedError()
     left: dict[int, PendingImage] = {}
     for number, (action, model, value) in enumerate(actions):
         if action == "push":
-            queue.admit()
-            entry = PendingImage(model, value, number)
-            if number % 3 == 0:
-                queue.enlarge(entry)
-            queue.push(entry)
-            left[number] = entry
+            left[number] = entry = PendingImage(model, value, b"%d" % number, pixels=100 * (number % 3 == 0))
+            queue.add(entry, "", 0.0)
         elif action == "discard" and left:
             entry = left.pop(min(left))
             assert queue.discard(entry)
             assert not queue.discard(entry)
-            queue.leave(entry)
+            queue.end(entry, ended)
         elif action.startswith("pop"):
-            small = action == "pop small"
-            entry = queue.pop(lambda _, small=small: not small)
+            # With two decoders no large image fits while another one is decoded.
+            decoded = PendingImage(model, 0.0, b"", pixels=100)
+            if small := action == "pop small":
+                queue.add(decoded, "", 0.0)
+                assert queue.discard(decoded)
+            entry = queue.pop()
             fitting = [each for each in left.values() if not (small and each.large)]
             assert (entry is None) == (not fitting)
             if entry is not None:
                 assert not (small and entry.large)
                 same = [each.rank_s for each in fitting if each.model == entry.model]
                 assert entry.rank_s == min(same)
-                del left[entry.body]
-                queue.took(entry.model, abs(value))
-                queue.leave(entry)
+                del left[int(entry.body)]
+                queue.took(entry, abs(value))
+                queue.end(entry, ended)
+            if small:
+                queue.end(decoded, ended)
         assert queue.waiting == queue.held == len(left)
-        assert queue.held_large == sum(entry.large for entry in left.values())
