@@ -20,8 +20,8 @@ from anychip_base.extras import entry_points, how_to_install
 from app.access.access import Access, check_exposure, check_secrets
 from app.access.tls import Tls
 from app.compat import client, torchserve
-from app.config import ADMIN_PORT_DISTANCE, LOOPBACK, Settings, split
-from app.config.values import CLIENTS
+from app.config import ADMIN_PORT_DISTANCE, LOOPBACK, Settings
+from app.config.values import CLIENTS, split
 from app.errors import Code, ServiceError, invalid_request
 from app.fleet.process import stop_forking
 from app.http.api_description import describe_api, mount_docs

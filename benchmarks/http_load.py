@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from anychip_tools.benchmark.load import ClosedLoad, drive
-from app.config import Settings, sizes_of
+from app.config import Settings
+from app.config.values import sizes_of
 from app.decoder.decoder import decode_into
 from app.images.header import Header, read_header
 from app.precision.gate import compile_options

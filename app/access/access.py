@@ -22,7 +22,8 @@ import msgspec
 from app import clock
 from app.access.keys import CallerLimits, Key, Keys, KeysError, Role, client_limits
 from app.access.rules import Bind, Need
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.errors import ServiceError
 from app.pace import Pace
 

@@ -22,7 +22,6 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app.config.values import STAGES as STAGES
 from app.config.values import (
     Addresses,
     BatchSizes,
@@ -34,10 +33,9 @@ from app.config.values import (
     LogLevel,
     ModelList,
     is_cascade,
+    split,
     written_in,
 )
-from app.config.values import sizes_of as sizes_of
-from app.config.values import split as split
 
 CONFIG_FILE = "anychip.toml"
 LOOPBACK = "127.0.0.1"

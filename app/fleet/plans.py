@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from anychip_base.interpreter import bare_environment
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.fleet.profiles import Profile, of_model
 from app.precision.probes import calibration
 from app.worker.messages import PROGRAMS, ModelPlan, WorkerPlan

@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.config import Settings, sizes_of
+from app.config import Settings
+from app.config.values import sizes_of
 from app.core import Loaded
 from app.fleet.process import WorkerProcess
 from app.precision.described import weights_key

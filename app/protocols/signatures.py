@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from anychip_base.extras import version
-from app.config import sizes_of, split
+from app.config.values import sizes_of, split
 from app.errors import invalid_request
 from app.link import Link, ModelState, ServedModel
 from app.observability.triton_statistics import of_version

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qsl
 
-from app.config import STAGES
+from app.config.values import STAGES
 from app.link import ServedModel
 from models import Model, ModelError, Options
 from models.contract.cascade import Cascade, CascadeRequest, Region, made

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 
 from anychip_base.extras import entry_points
-from app.config import Settings, split
-from app.config.values import CLIENT_GROUP, by_version
+from app.config import Settings
+from app.config.values import CLIENT_GROUP, by_version, split
 from app.decoder.messages import REGIONS_BYTES, DecodePlan
 from app.decoding.pool import CREDITS, Decoders
 from app.decoding.waiting import ImageLimits

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from app.access.access import Hosts
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.observability.metrics import Metrics
 
 yaml = pytest.importorskip("yaml")

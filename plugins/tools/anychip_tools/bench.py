@@ -12,7 +12,8 @@ from anychip_tools.charts import draw, plot_file
 from anychip_tools.options import DEVICE_SETTINGS, numbers
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.telling import say
 
 TEXT = "How fast a network is on a device, or a service under load."

@@ -24,7 +24,8 @@ from anychip_tools import container, doctor_vendor, report
 from anychip_tools.compatibility import IMPORT_REMEDIES
 from anychip_tools.doctor_vendor import Check
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.telling import say
 
 TEXT = "Check the environment, one thing after the other; says what to do about failures."

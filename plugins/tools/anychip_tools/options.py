@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from app.arguments import CommandError
-from app.config import split
+from app.config.values import split
 
 DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
 """Settings with which commands open a model and a device."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from app import logs
-from app.config import Settings, split
+from app.config import Settings
+from app.config.values import split
 from app.precision.gate import compile_options
 from app.precision.probes import calibration, probes
 from app.worker.load import unbuilt

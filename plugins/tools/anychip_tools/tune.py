@@ -16,7 +16,8 @@ from anychip_tools.child_service import ended_in_order
 from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import Settings, sizes_of, split
+from app.config import Settings
+from app.config.values import sizes_of, split
 from app.telling import say
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from anychip_tools.options import numbers
 from anychip_tools.report import versions
 from anychip_tools.verify.report import AUTO, Finding, Part, Status, VerifyReport
 from app.arguments import CommandError, add_settings, read_settings
-from app.config import split
+from app.config.values import split
 from app.telling import say
 
 if TYPE_CHECKING:
