@@ -3,24 +3,24 @@
 uvicorn writes an answer's head and its body apart, and uvloop sends each at once: two system calls, two packets, and a
 client that wakes up twice.
 
-Owns: the size, number and speed of heads, and the end of a connection whose request was not read to its end, or whose
-client does not read. Must not know what is asked. app.ingress.listener owns the number of connections.
+Owns: the speed of heads, and the end of a connection whose request was not read to its end, or whose client does not
+read. Must not know what is asked. app.http.head owns what a head may be, app.ingress.listener how many connections
+there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import Callable
 from typing import Any, cast
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.errors import ERRORS, Code, error_body
-from app.http.head import Refusal, refusal_of, refusal_of_line
+from app.errors import ERRORS, error_body
+from app.http.head import HEAD_BYTES, NO_HTTP, HeadReader, Refusal
 from app.ingress.sending import PIECE_BYTES, STOOD_STILL_S, SendWatch
 
 _MOST_BYTES = 64 * 1024  # Most bytes that a turn holds back: large answers are not copied together.
@@ -75,10 +75,6 @@ class OnePiece:
 
 log = logging.getLogger("anychip.http")
 
-_HEAD_END = re.compile(rb"\r?\n\r?\n")
-_UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*", re.IGNORECASE)
-HEAD_BYTES = 64 * 1024
-HEADERS = 100
 _HEAD_TIMEOUT_S = 10.0
 CLOSE, KEEP_ALIVE = (b"connection", b"close"), (b"connection", b"keep-alive")
 """Headers of the last answer on a connection; of an HTTP/1.0 client that wants another one, and of the answer to it."""
@@ -129,6 +125,15 @@ class Discarding:
         self._idle = self._latest = None
 
 
+class _Answering(RequestResponseCycle):
+    """Answer that says whether the connection ends: the least uvicorn does not, and none says that HTTP/1.0's stays."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start" and CLOSE not in (headers := [*message["headers"]]):
+            message["headers"] = [*headers, KEEP_ALIVE if self.keep_alive else CLOSE]
+        await super().send(message)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Protocol for uvicorn's `http` setting. `on_lost`: called with it at its end, by the listener that counts it.
 
@@ -138,13 +143,10 @@ class LimitedProtocol(HttpToolsProtocol):
     on_lost: Callable[[LimitedProtocol], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._in_head = True  # The next bytes belong to a head; False between a head's end and its message's.
-        self._head = b""
+        self._head = HeadReader()
         self._unproductive_bytes = 0
-        self._headers = 0
         self.lingering = False
         self._timer: asyncio.TimerHandle | None = None
-        self._refusal: Refusal | None = None
         self.lent = False
         self._idle_since_s = 0.0
         self.closing = False
@@ -190,7 +192,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             return False
         ended = self.lingering or self.raw.is_closing()
-        return self._in_head and not self._head and not self.pipeline and not ended
+        head = self._head  # Not by `is_awaited`: this is asked for each request.
+        return head.open and not head.bytes and not self.pipeline and not ended
 
     def take_back(self, *, keep_alive: bool, unread: bool) -> None:
         """Take the connection back after that request. `unread`: its body is not read yet; `drop` counts the rest."""
@@ -226,79 +229,47 @@ class LimitedProtocol(HttpToolsProtocol):
             self._discarding.took(len(data))
             return
         self._unset_keepalive_if_required()
-        if self._in_head:
+        if self._head.open:
             if self._timer is None:
                 self._arm_head()
-            whole = self._whole_head(data)
-            if whole is None:
+            data = self._head.whole(data)
+            if not data:
+                if self._head.refusal is not None:
+                    self._refuse(self._head.refusal)
                 return
-            data = whole
         self._unproductive_bytes += len(data)
         super().data_received(data)
         if self.parser is None or self.transport.is_closing():
             return
-        if self._unproductive_bytes > HEAD_BYTES and not self._in_head:
+        if self._unproductive_bytes > HEAD_BYTES and not self._head.open:
             # Only a body's chunk extensions and trailers: no real request has so many.
-            self._refuse("HEADERS_TOO_LARGE", "the trailers are larger than what is read here")
-        elif not self._in_head and self.cycle is not None and self.cycle.response_complete:
+            self._refuse(Refusal(0, "the trailers are larger than what is read here", "HEADERS_TOO_LARGE"))
+        elif not self._head.open and self.cycle is not None and self.cycle.response_complete:
             self._discarding.took(len(data))
 
-    def _whole_head(self, data: bytes) -> bytes | None:
-        """Return the bytes that have arrived, once they hold the end of a head; None until then.
-
-        HTTP/2 is not spoken here. Java's client asks for it with every request (`Upgrade: h2c`), which a server may
-        ignore; the parser would take what follows the head for something else than its body.
-        """
-        searched = max(0, len(self._head) - 3)
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif not data[:1].isalpha() and data[:1] not in (b"\r", b"\n"):
-            return data  # No request line begins like this: the parser says so at once.
-        found = _HEAD_END.search(data, searched, HEAD_BYTES + 4)
-        if found is None:
-            if len(data) > HEAD_BYTES:
-                self._refuse("HEADERS_TOO_LARGE", f"the headers are larger than {HEAD_BYTES} bytes")
-            else:
-                self._head = data
-            return None
-        end = found.end()
-        if refusal := refusal_of_line(data):
-            self._refuse("INVALID_REQUEST", refusal.message, refusal.status)
-            return None
-        if _UPGRADE.search(data, 0, end):
-            data = _UPGRADE.sub(b"", data[:end]) + data[end:]
-        return data
-
     def on_message_begin(self) -> None:
-        self._headers = 0
-        self._in_head = True
+        self._head.begin()
         if self._timer is None:
             self._arm_head()
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header of the head; drop one that follows the body (a trailer)."""
-        if not self._in_head:
-            return
-        self._headers += 1
-        if self._headers > HEADERS:
-            raise ValueError("too many headers")
-        super().on_header(name, value)
+        if self._head.open:
+            self._head.count()
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """End the head: check it, and begin its request."""
-        self._in_head = False
         self._unproductive_bytes = 0
         self._discarding.end()
         self._disarm()
-        self._refusal = refusal_of(self.parser.get_http_version(), self.headers, self.url)
-        if self._refusal is not None:
-            raise ValueError(self._refusal.message)
+        version = self.parser.get_http_version()
+        self._head.end(version, self.headers, self.url)
         super().on_headers_complete()
         self.cycle.keep_alive = self.parser.should_keep_alive()
-        if not self.cycle.keep_alive or self.parser.get_http_version() == "1.0":  # The least uvicorn does not say it.
-            ends_or_stays = KEEP_ALIVE if self.cycle.keep_alive else CLOSE
-            self.cycle.default_headers = [*self.cycle.default_headers, ends_or_stays]
+        if not self.cycle.keep_alive or version == "1.0":
+            self.cycle.__class__ = _Answering
 
     def on_body(self, body: bytes) -> None:
         self._unproductive_bytes = 0
@@ -306,7 +277,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """End the request; the next bytes are another's head."""
-        self._in_head = True
+        self._head.open = True
         self._unproductive_bytes = 0
         if self._discarding.on:  # Answered before it was read whole: it may go on after all.
             self._rest_has_come()
@@ -315,21 +286,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """End the answer; if its request was not read to its end, drop what follows."""
         super().on_response_complete()
-        if self.message_incomplete() and not self.transport.is_closing():
+        if not self._head.is_awaited and not self.transport.is_closing():
             self._discard_rest()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse a request that the parser does not understand."""
-        if self._headers > HEADERS:
-            self._refuse("HEADERS_TOO_LARGE", f"there are more than {HEADERS} headers")
-        elif self._refusal is not None:
-            self._refuse("INVALID_REQUEST", self._refusal.message, self._refusal.status)
-        else:
-            self._refuse("INVALID_REQUEST", "this is no HTTP/1.1 request")
-
-    def message_incomplete(self) -> bool:
-        """Return True if a request has begun whose end has not arrived."""
-        return not self._in_head or bool(self._head)
+        self._refuse(self._head.refusal or NO_HTTP)
 
     def linger(self) -> None:
         """End the sending, and drop what still arrives."""
@@ -348,7 +310,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def end(self) -> None:
         """Close the transport within, with care for a client that is still sending, or does not read what is left."""
         transport = self.raw
-        if self.message_incomplete() and not transport.is_closing():
+        if not self._head.is_awaited and not transport.is_closing():
             self.linger()
         else:
             transport.close()
@@ -386,19 +348,19 @@ class LimitedProtocol(HttpToolsProtocol):
         answering = self.cycle is not None and not self.cycle.response_complete  # The head is the next request's.
         if self.lent or answering or self.loop.time() - self._due_s > STOOD_STILL_S:
             self._arm_head()
-        elif self._head:
-            self._refuse("REQUEST_TIMEOUT", f"the headers took longer than {_HEAD_TIMEOUT_S:g} s")
+        elif self._head.bytes:
+            self._refuse(Refusal(0, f"the headers took longer than {_HEAD_TIMEOUT_S:g} s", "REQUEST_TIMEOUT"))
         else:
             self.transport.close()
 
-    def _refuse(self, code: Code, message: str, status: int | None = None) -> None:
-        """Answer bytes that are no request yet, and close. `status`: if it is not the code's own."""
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer bytes that are no request yet, and close."""
         if self.lingering or self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
             self.raw.abort()  # Another answer is being written: no other can go in between.
             return
-        self.transport.write(last_words(code, message, status))
+        self.transport.write(last_words(refusal))
         self._pieces.flush()
         self.linger()
 
@@ -413,9 +375,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def last_words(code: Code, message: str, status: int | None = None, headers: bytes = b"") -> bytes:
+def last_words(refusal: Refusal, headers: bytes = b"") -> bytes:
     """Write the answer to bytes that are no request yet; the connection ends with it."""
     request_id = secrets.token_hex(8)
+    status, message, code = refusal
     body = orjson.dumps(error_body(code, message, request_id))
     log.debug("%s: %s", code, message, extra={"request_id": request_id})
     return b"".join(
@@ -432,4 +395,4 @@ def last_words(code: Code, message: str, status: int | None = None, headers: byt
 
 def too_many() -> bytes:
     """Write the answer to a client that has all the connections it may have."""
-    return last_words("QUEUE_FULL", "there are too many connections; try again", headers=b"retry-after: 1\r\n")
+    return last_words(Refusal(0, "there are too many connections; try again", "QUEUE_FULL"), b"retry-after: 1\r\n")

@@ -27,8 +27,9 @@ from uvicorn.server import ServerState
 from app.access.rules import Bind
 from app.errors import ClientLeftError, ServiceError
 from app.http.call import LENGTH_DIGITS, Body, Content, Fields, Header, HttpRequest, common_headers, error_content
-from app.http.connection import CLOSE, HEAD_BYTES, HEADERS, KEEP_ALIVE, LimitedProtocol
+from app.http.connection import CLOSE, KEEP_ALIVE, LimitedProtocol
 from app.http.edge import Cors
+from app.http.head import HEAD_BYTES, HEADERS
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
 from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at, taken_back

@@ -7,11 +7,12 @@ import contextlib
 import heapq
 import http.client
 import json
+import re
 import socket
 
 import pytest
 
-from app.http import connection
+from app.http import connection, head
 from app.ingress import sending
 from tests.support import uvicorn_server
 from tests.support.load import WAIT_S
@@ -56,7 +57,7 @@ async def app(scope, receive, send):
         size, more = size + len(message.get("body", b"")), message.get("more_body", False)
     names = b",".join(name for name, _ in scope["headers"])
     body = b"%d %s" % (size, names)
-    headers = [(b"content-length", b"%d" % len(body))]
+    headers = [(b"content-length", b"%d" % len(body)), *[connection.CLOSE] * (scope["path"] == "/last")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
@@ -65,7 +66,8 @@ async def app(scope, receive, send):
 async def listening(**limits):
     with pytest.MonkeyPatch.context() as patched:
         for name, limit in limits.items():
-            patched.setattr(connection, name, limit)
+            for module in (connection, head):
+                patched.setattr(module, name, limit, raising=False)
         async with uvicorn_server.listening(app, connection.LimitedProtocol, timeout_graceful_shutdown=1) as (port, _):
             yield port
 
@@ -87,6 +89,21 @@ async def test_many_headers_are_refused():
         fine = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 19 + b"\r\n"
         assert (await ask(port, fine))[0][0] == 200
         assert code(await ask(port, fine.replace(b"\r\n\r\n", b"\r\nc: d\r\n\r\n"))) == (431, "HEADERS_TOO_LARGE")
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("wish", ["close", "keep-alive"])
+@pytest.mark.parametrize("path", ["/", "/last"])
+async def test_an_answer_says_once_whether_the_connection_stays(path, wish, version):
+    """/last: the service drains."""
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/{version}\r\nhost: x\r\nconnection: {wish}\r\n\r\n".encode())
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    stays = wish == "keep-alive" and path == "/"
+    said = [] if stays and version == "1.1" else [b"keep-alive" if stays else b"close"]
+    assert re.findall(rb"connection: (.*)\r\n", answer) == said
 
 
 async def test_headers_that_do_not_end_are_refused_and_a_silent_connection_is_closed():
@@ -193,10 +210,10 @@ HEADS = {
 async def test_a_head_gets_the_status_that_the_standard_says():
     found = {}
     async with listening() as port:
-        for head in HEADS:
+        for each in HEADS:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head)
-            found[head] = int((await asyncio.wait_for(reader.readline(), WAIT_S)).split()[1])
+            writer.write(each)
+            found[each] = int((await asyncio.wait_for(reader.readline(), WAIT_S)).split()[1])
             writer.close()
     assert found == HEADS
 
