@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +30,7 @@ from app.ingress.budget import freeze
 from app.ingress.ingress import Ingress
 from app.ingress.listener import Listener
 from app.ingress.remote import RemoteLink
-from app.link import Administration, ServedModel, Tables
+from app.link import ServedModel, Tables
 from app.link_messages import (
     Closed,
     CounterDeltas,
@@ -86,13 +86,6 @@ async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
     raise AssertionError("what is not for a hot route goes to the owner")
 
 
-@dataclass
-class _OwnersWord:
-    """State that hot routes ask of `Administration`; the owner answers all other questions itself."""
-
-    draining: bool = False
-
-
 class _Server(Server):
     """Server that listens nowhere."""
 
@@ -107,7 +100,8 @@ class _Process:
 
     def __init__(self) -> None:
         self._ending = asyncio.Event()
-        self._word = _OwnersWord()
+        self._word: Any = SimpleNamespace(draining=False)
+        """What hot routes ask of Administration; the owner answers all other questions itself."""
         self._traffic: dict[str, Any] = {}
         self._server: _Server | None = None
 
@@ -143,7 +137,7 @@ class _Process:
             metrics,
             tracing,
             begin.simulated,
-            cast(Administration, self._word),
+            self._word,
             self._traffic,
         )
         most_bytes = int(begin.share * settings.max_buffered_bytes)

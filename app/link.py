@@ -371,13 +371,6 @@ class Link(ABC):
         Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
 
-    def measure(self, image: Encoded, terms: Terms) -> tuple[int, int]:
-        """Return width and height of an image as displayed, by its header alone; its pixels count from now on.
-
-        Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
-        """
-        return measured(image, terms.client_lease, self.settings.max_image_pixels)
-
     @abstractmethod
     def submit(
         self, room: Room, tokens: Sequence[int], content: Content, options: Options | TensorOptions, position: int

@@ -3,75 +3,41 @@
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from backends.contract.backend import (
-    DEFAULTS,
-    Backend,
-    Choice,
-    CompileOptions,
-    Device,
-    EngineRefusal,
-    Executable,
-    LoadedNetwork,
-    LoadReport,
-    Memory,
-    Network,
-    Probe,
-    Started,
-    Telemetry,
-    Unbuilt,
-)
-from backends.contract.errors import (
-    BackendError,
-    BackendUnavailableError,
-    DeviceLostError,
-    EngineRefusedError,
-    NotConvertedError,
-    OutOfDeviceMemoryError,
-    WrongAnswersError,
-)
-from backends.hooks import register_release_hook, run_release_hooks
-from backends.vendors.table import Facts
+from backends.contract.backend import DEFAULTS as DEFAULTS
+from backends.contract.backend import Backend as Backend
+from backends.contract.backend import Choice as Choice
+from backends.contract.backend import CompileOptions as CompileOptions
+from backends.contract.backend import Device as Device
+from backends.contract.backend import EngineRefusal as EngineRefusal
+from backends.contract.backend import Executable as Executable
+from backends.contract.backend import LoadedNetwork as LoadedNetwork
+from backends.contract.backend import LoadReport as LoadReport
+from backends.contract.backend import Memory as Memory
+from backends.contract.backend import Network as Network
+from backends.contract.backend import Probe as Probe
+from backends.contract.backend import Started as Started
+from backends.contract.backend import Telemetry as Telemetry
+from backends.contract.backend import Unbuilt as Unbuilt
+from backends.contract.errors import BackendError as BackendError
+from backends.contract.errors import BackendUnavailableError as BackendUnavailableError
+from backends.contract.errors import DeviceLostError as DeviceLostError
+from backends.contract.errors import EngineRefusedError as EngineRefusedError
+from backends.contract.errors import NotConvertedError as NotConvertedError
+from backends.contract.errors import OutOfDeviceMemoryError as OutOfDeviceMemoryError
+from backends.contract.errors import WrongAnswersError as WrongAnswersError
+from backends.hooks import register_release_hook as register_release_hook
+from backends.hooks import run_release_hooks as run_release_hooks
+from backends.vendors.table import Facts as Facts
 
 if TYPE_CHECKING:
-    from backends.engines.cache import EngineCache, private_folder
-    from backends.operators import fallback_counts
-    from backends.registry import BACKENDS, choose, device_files, open_backend, report
-
-__all__ = [
-    "BACKENDS",
-    "DEFAULTS",
-    "Backend",
-    "BackendError",
-    "BackendUnavailableError",
-    "Choice",
-    "CompileOptions",
-    "Device",
-    "DeviceLostError",
-    "EngineCache",
-    "EngineRefusal",
-    "EngineRefusedError",
-    "Executable",
-    "Facts",
-    "LoadReport",
-    "LoadedNetwork",
-    "Memory",
-    "Network",
-    "NotConvertedError",
-    "OutOfDeviceMemoryError",
-    "Probe",
-    "Started",
-    "Telemetry",
-    "Unbuilt",
-    "WrongAnswersError",
-    "choose",
-    "device_files",
-    "fallback_counts",
-    "open_backend",
-    "private_folder",
-    "register_release_hook",
-    "report",
-    "run_release_hooks",
-]
+    from backends.engines.cache import EngineCache as EngineCache
+    from backends.engines.cache import private_folder as private_folder
+    from backends.operators import fallback_counts as fallback_counts
+    from backends.registry import BACKENDS as BACKENDS
+    from backends.registry import choose as choose
+    from backends.registry import device_files as device_files
+    from backends.registry import open_backend as open_backend
+    from backends.registry import report as report
 
 _WITH_TORCH = {
     **dict.fromkeys(("EngineCache", "private_folder"), "backends.engines.cache"),

@@ -6,52 +6,33 @@ Owns: the names the rest of anychip may use.
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from models.contract.errors import ModelError, UnknownModelError, WeightsError, WeightsNotFoundError
-from models.contract.model import (
-    MASK_FORMS,
-    Finds,
-    MaskForm,
-    Model,
-    Options,
-    OutputSpec,
-    Placement,
-)
-from models.contract.pixel_model import NormalisedModel, PixelModel
-from models.contract.tensors import DATATYPES, InputError, TensorModel, TensorOptions, TensorSpec, datatype_of
+from models.contract.errors import ModelError as ModelError
+from models.contract.errors import UnknownModelError as UnknownModelError
+from models.contract.errors import WeightsError as WeightsError
+from models.contract.errors import WeightsNotFoundError as WeightsNotFoundError
+from models.contract.model import MASK_FORMS as MASK_FORMS
+from models.contract.model import Finds as Finds
+from models.contract.model import Model as Model
+from models.contract.model import Options as Options
+from models.contract.model import OutputSpec as OutputSpec
+from models.contract.model import Placement as Placement
+from models.contract.pixel_model import NormalisedModel as NormalisedModel
+from models.contract.pixel_model import PixelModel as PixelModel
+from models.contract.tensors import DATATYPES as DATATYPES
+from models.contract.tensors import InputError as InputError
+from models.contract.tensors import TensorModel as TensorModel
+from models.contract.tensors import TensorOptions as TensorOptions
+from models.contract.tensors import TensorSpec as TensorSpec
+from models.contract.tensors import datatype_of as datatype_of
 
 if TYPE_CHECKING:
-    from models.catalog import ARCHITECTURES, ModelSpec, fetched, open_model, parse_spec
-    from models.contract.networks import PixelNetwork
-    from models.exports.exported import ExportedModel
-
-__all__ = [
-    "ARCHITECTURES",
-    "DATATYPES",
-    "MASK_FORMS",
-    "ExportedModel",
-    "Finds",
-    "InputError",
-    "MaskForm",
-    "Model",
-    "ModelError",
-    "ModelSpec",
-    "NormalisedModel",
-    "Options",
-    "OutputSpec",
-    "PixelModel",
-    "PixelNetwork",
-    "Placement",
-    "TensorModel",
-    "TensorOptions",
-    "TensorSpec",
-    "UnknownModelError",
-    "WeightsError",
-    "WeightsNotFoundError",
-    "datatype_of",
-    "fetched",
-    "open_model",
-    "parse_spec",
-]
+    from models.catalog import ARCHITECTURES as ARCHITECTURES
+    from models.catalog import ModelSpec as ModelSpec
+    from models.catalog import fetched as fetched
+    from models.catalog import open_model as open_model
+    from models.catalog import parse_spec as parse_spec
+    from models.contract.networks import PixelNetwork as PixelNetwork
+    from models.exports.exported import ExportedModel as ExportedModel
 
 _WITH_TORCH = {
     "ExportedModel": "models.exports.exported",

@@ -1,4 +1,1 @@
-"""Routes for other servers' clients: TorchServe's, and those that packages answer.
-
-Must not decide anything that our own routes could decide otherwise; app.ingress owns the meaning of a request.
-"""
+"""Routes for clients of other servers: TorchServe and those of packages. Must not decide what our own routes could."""

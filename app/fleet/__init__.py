@@ -1,4 +1,1 @@
-"""The server's side of the workers: dispatch of batches, their outcomes, and the replacement of workers.
-
-Must not know requests or a transport, nor which item runs next: app.scheduling decides that.
-"""
+"""Workers as the server sees them: dispatch, outcomes, replacement. Must not know requests, nor which item is next."""

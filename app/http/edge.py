@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +22,6 @@ from app.errors import ERRORS, ClientLeftError, ServiceError, error_body
 from app.http.call import Header, common_headers, error_content
 from app.ingress.context import UNCOUNTED_BYTES, RequestContext
 from app.ingress.ingress import Ingress
-from app.ingress.pacing import Pacing
 from app.ingress.sending import PIECE_BYTES
 
 BIND = "anychip.bind"
@@ -66,6 +66,45 @@ class Cors:
                 (b"access-control-max-age", _REMEMBERED_S),
             ]
         return given
+
+
+class Pacing:
+    """Pacing: so many requests begin in one turn of the event loop, the others in the next ones, in their order.
+
+    Else a flood of requests of a few milliseconds each would run in one turn, and all others would wait for it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._renewing = False
+
+    async def take(self) -> None:
+        """Wait for the caller's turn; return at once if fewer came before it in this turn of the loop."""
+        if self._left and not self._waiting:
+            self._left -= 1
+            self._renew_soon()
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        self._renew_soon()
+        await turn
+
+    def _renew_soon(self) -> None:
+        if not self._renewing:
+            self._renewing = True
+            asyncio.get_running_loop().call_soon(self._renew)
+
+    def _renew(self) -> None:
+        self._renewing = False
+        self._left = self._most
+        while self._waiting and self._left:
+            turn = self._waiting.popleft()
+            if not turn.done():  # Else the request has left.
+                turn.set_result(None)
+                self._left -= 1
+        if self._left < self._most:
+            self._renew_soon()
 
 
 class Edge:

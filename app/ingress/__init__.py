@@ -1,4 +1,1 @@
-"""Ingress of one request, over any transport: its context, its budget, its deadline, and the order of the steps.
-
-Must not know how bytes look on a connection.
-"""
+"""One request, over any transport: its context, budget, deadline and steps. Must not know bytes on a connection."""

@@ -19,7 +19,7 @@ from typing import Any
 from app.errors import invalid_request
 from app.ingress.ingress import Ingress, all_or_nothing
 from app.ingress.prediction import Answer, computed, predict
-from app.link import ComputedBy, Encoded, Frame, Regions, ServedModel, Terms
+from app.link import ComputedBy, Encoded, Frame, Regions, ServedModel, Terms, measured
 from models import Options
 from models.contract.cascade import Cascade, Region
 
@@ -64,7 +64,8 @@ class _Request:
     computed_by: ComputedBy | None = None
 
     def sizes(self) -> list[tuple[int, int]]:
-        return [self.ingress.link.measure(image, self.terms) for image in self.images]
+        most_pixels = self.ingress.link.settings.max_image_pixels
+        return [measured(image, self.terms.client_lease, most_pixels) for image in self.images]
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
         served = self.served[model]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from app.errors import invalid_request
 from app.ingress.ingress import Ingress
 from app.ingress.prediction import Answer, computed
-from app.link import Encoded, Regions, ServedModel, Terms
+from app.link import Encoded, Regions, ServedModel, Terms, measured
 from models import Options, PixelModel
 from models.contract.cascade import Region
 from models.tasks.tiles import Tiling, merged
@@ -35,7 +35,7 @@ async def predict_tiled(
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in ("polygon", "none"):
         raise invalid_request("with tiles, masks are answered as polygons")
-    sizes = [ingress.link.measure(image, terms) for image in images]
+    sizes = [measured(image, terms.client_lease, ingress.link.settings.max_image_pixels) for image in images]
     regions = [_regions(tiling, width, height) for width, height in sizes]
     count = sum(map(len, regions))
     if count > most:

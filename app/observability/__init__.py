@@ -1,4 +1,1 @@
-"""Prometheus metrics, Triton's counters, and traces of the service.
-
-Must not decide anything.
-"""
+"""Prometheus metrics, Triton's counters, and traces of the service. Must not decide anything."""

@@ -10,12 +10,14 @@ that begins with 1. One thread counts (the event loop's), others may read. Must 
 from __future__ import annotations
 
 import platform
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 import msgspec
@@ -37,7 +39,6 @@ from prometheus_client.utils import floatToGoString
 from anychip_base.extras import version, version_of
 from app import clock
 from app.errors import ClientLeftError, Code, ServiceError
-from app.observability.throttling import Throttling
 from app.observability.tracing import RequestTrace
 from app.observability.triton_statistics import ModelStatistics
 
@@ -45,6 +46,7 @@ BUSIEST = 10
 _REMEMBERED = 1000
 """Most clients remembered; above it the idler half is forgotten."""
 _HALF_LIFE_S = 30.0
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(slots=True)
@@ -99,6 +101,24 @@ class BusiestClients(Collector):
             family.add_metric((each.name, "answered"), each.requests - each.refused)
             family.add_metric((each.name, "refused"), each.refused)
         yield family
+
+
+class Throttling(Collector):
+    """Counter of the time for which the container's processor limit stopped the service; 0 without a control group."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the counter of this process's control group, as a container sees it."""
+        text, seconds = "Time that the container's processor limit held its processes up", 0.0
+        # Version 2 counts in microseconds and for the group itself; version 1 in nanoseconds, below a folder.
+        for file, field, unit in (("cpu.stat", "throttled_usec", 1e6), ("cpu/cpu.stat", "throttled_time", 1e9)):
+            try:
+                found = re.search(rf"^{field} (\d+)$", (_CGROUP / file).read_text(encoding="ascii"), re.MULTILINE)
+            except (OSError, ValueError):
+                continue
+            if found:
+                seconds = int(found[1]) / unit
+                break
+        yield CounterMetricFamily("anychip_cpu_throttled_seconds", text, seconds)
 
 
 class Series:

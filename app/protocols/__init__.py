@@ -1,4 +1,1 @@
-"""The protocols of both transports: the Open Inference Protocol, Triton's extensions, the terms of a request.
-
-Must not know HTTP or gRPC.
-"""
+"""Protocols of both transports: tensors, Triton's extensions, the terms of a request. Must not know HTTP or gRPC."""

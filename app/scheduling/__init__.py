@@ -1,4 +1,1 @@
-"""Scheduling: queues, batch formation, latency estimates, dispatch, and residency of models on devices.
-
-Must not know encoded images, predictions or a transport.
-"""
+"""Scheduling: queues, batches, latency estimates, residency of models. Must not know images or a transport."""

@@ -1,4 +1,1 @@
-"""Request flow from body to answer, and the models that are served.
-
-Must not know a transport, nor how workers are kept.
-"""
+"""Request flow from body to answer, and the models that are served. Must not know a transport, nor workers' life."""

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import shutil
 import socket
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 from anychip_base.extras import entry_points
 from app.config import Settings
@@ -23,7 +27,6 @@ from app.fleet.profiles import taken_up
 from app.link import Tables
 from app.link_messages import IngressBegin
 from app.observability.metrics import Metrics
-from app.observability.surroundings import show_surroundings
 from app.observability.tracing import Tracing
 from app.prepared import DECODERS
 from app.processes.fork_server import discard_prepared
@@ -115,7 +118,11 @@ class Service:
         self.on_stop: list[Callable[[], Awaitable[None]]] = []
         """Parts that others made for this service, to be ended with it."""
         self.metrics.decode_limit.set(self._decode_limit())
-        show_surroundings(self.metrics, self.choice, settings.cache_dir.expanduser())
+        for device in self.choice.found:
+            if device.id in self.choice.devices:
+                card = device.name, device.details.get("uuid", ""), device.details.get("pci", "")
+                self.metrics.device_info.labels(device.id, self.choice.vendor, *card).set(1)
+        self.metrics.cache_dir_free_bytes.set_function(partial(_free_bytes, settings.cache_dir.expanduser()))
 
     async def start(self) -> None:
         """Start decoders, and a worker for every replica; return when all are ready.
@@ -206,3 +213,13 @@ class Service:
     def images_under_way(self) -> int:
         """Return the number of images accepted and not yet answered."""
         return sum(pool.images_under_way for pool in self.models.values())
+
+
+def _free_bytes(folder: Path) -> float:
+    """Return the bytes that this user may still write at `folder`, which may not exist yet; NaN if unknown."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return math.nan

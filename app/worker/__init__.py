@@ -1,4 +1,1 @@
-"""The inside of the process that owns a device: load, run, measure, give memory back.
-
-Must not know queues, deadlines or a transport.
-"""
+"""The inside of the process that owns a device: load, run, measure, give memory back. Must not know queues."""

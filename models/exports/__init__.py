@@ -1,4 +1,1 @@
-"""Networks from files that carry their own graph.
-
-Must not run their content outside of the child that tries them.
-"""
+"""Networks from files that carry their own graph. Must not run them outside of the child that tries them."""

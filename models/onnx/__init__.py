@@ -1,4 +1,1 @@
-"""ONNX files as PyTorch modules.
-
-Must not know tasks.
-"""
+"""ONNX files as PyTorch modules. Must not know tasks."""

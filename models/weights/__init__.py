@@ -1,4 +1,1 @@
-"""Weight files, read without running their content.
-
-Must not know architectures.
-"""
+"""Weight files, read without running their content. Must not know architectures."""

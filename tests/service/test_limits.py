@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import random
-import socket
 
 import httpx
 import pytest
 
-from tests.support.constants import HEADER_TIMEOUT_S, LEAST_UPLOAD_BYTES_PER_S
+from tests.support.constants import LEAST_UPLOAD_BYTES_PER_S
 from tests.support.images import GREY, JPEG
 from tests.support.liveness import answering
 from tests.support.null_service import AS_REAL_ONES, DEVICES, serving
@@ -28,10 +26,9 @@ WAIT_S = 240
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory, port):
-    constants = {HEADER_TIMEOUT_S: 2, LEAST_UPLOAD_BYTES_PER_S: 100_000}
     # Outputs as the model has them: with 2 MB each, 64 images at once would have answers of 128 MB.
     null = DEVICES[AS_REAL_ONES].replace("output_mb=2,", "")
-    options = ("--grpc-port", str(port))
+    options, constants = ("--grpc-port", str(port)), {LEAST_UPLOAD_BYTES_PER_S: 100_000}
     with serving(tmp_path_factory.mktemp("limits"), null, *options, constants=constants, guarded=True) as found:
         httpx.post(found.url + PREDICT, content=GREY, headers=JPEG, timeout=WAIT_S)
         yield found
@@ -46,11 +43,6 @@ def answered_throughout(service):
 
 def noise(size):
     return random.Random(0).randbytes(size)
-
-
-def address(service):
-    url = httpx.URL(service.url)
-    return url.host, url.port
 
 
 async def gathered(service, path, bodies, **headers):
@@ -120,25 +112,6 @@ async def test_binary_tensors_of_nothing(service):
     for each, rest in ((document, bytes(16_000_000)), (many, bytes(15_000_000))):
         [answer] = await gathered(service, INFER, [each + rest], **{"Inference-Header-Content-Length": str(len(each))})
         assert answer.status_code == 400
-
-
-def test_a_head_of_48_megabytes(service):
-    with socket.create_connection(address(service)) as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * 48_000_000)
-        assert connection.recv(100).startswith(b"HTTP/1.1 431")
-
-
-def test_half_open_connections_are_closed(service):
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.create_connection(address(service))) for _ in range(300)]
-        for number, connection in enumerate(held):
-            connection.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n"[: number % 25])
-            connection.settimeout(WAIT_S)
-        for number, connection in enumerate(held):
-            received = connection.recv(100)
-            # Who has said nothing is told nothing.
-            assert received.startswith(b"HTTP/1.1 408") if number % 25 else received == b""
 
 
 @pytest.fixture

@@ -60,7 +60,6 @@ class Process(doubles.Process):
         self._waiting: deque[tuple[float, Any]] = deque()  # Begin of the wait, work.
         self._free_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._paused_s = 0.0
 
     def takes_s(self, work: Any) -> float:
         raise NotImplementedError

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import ServiceError
+from app.http.edge import Pacing
 from app.ingress.budget import Budget, Trim
-from app.ingress.pacing import Pacing
 from tests.support.doubles import turns
 
 

@@ -18,8 +18,7 @@ from models.contract.model import Options
 from models.contract.resize import Whole
 from models.contract.task_adapter import OWN, AdaptedFile, task_class
 
-SIDE, CELLS = 64, 64
-"""Of the input, and how many candidates its 8 x 8 cells make."""
+SIDE = 64
 TASKS = [entry.name for entry in OWN]
 OPTIONS: dict[str, Any] = {"pose": {"keypoints": [3, 3]}}
 SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {

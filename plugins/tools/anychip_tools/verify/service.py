@@ -74,8 +74,11 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
             yield _loaded(url, model, seconds)
         yield _killed(client, process, models[0])
         yield _handed_over(client, process, models[0])
-        yield _released(client)
-        yield _telemetry(client)
+        devices = [device["device"] for device in client.get("/v1/devices").json()["devices"]]
+        refused = [device for device in devices if client.post(f"/v1/devices/{device}:release").status_code >= 300]
+        yield Finding("release of memory", "FAIL" if refused else "PASS", f"refused: {refused}" if refused else "")
+        names = sorted(set(re.findall(r"^(anychip_device_\w+)\{", client.get("/metrics").text, re.MULTILINE)))
+        yield Finding("telemetry", "PASS" if names else "FAIL", ", ".join(names) or "no metric of the device")
         client.close()
         if process.poll() is not None:
             raise ServiceStartError("the service ended by itself")
@@ -125,18 +128,6 @@ def _finding(name: str, statuses: Counter[str], took_s: float | None) -> Finding
         return Finding(name, "FAIL", f"no new worker after {_RECOVERY_LIMIT_S:.0f} s; {_counted(statuses)}")
     good = set(statuses) == {"200"}
     return Finding(name, "PASS" if good else "FAIL", _counted(statuses), {"recovery_s": round(took_s, 1)})
-
-
-def _released(client: httpx.Client) -> Finding:
-    devices = [device["device"] for device in client.get("/v1/devices").json()["devices"]]
-    refused = [device for device in devices if client.post(f"/v1/devices/{device}:release").status_code >= 300]
-    return Finding("release of memory", "FAIL" if refused else "PASS", f"refused: {refused}" if refused else "")
-
-
-def _telemetry(client: httpx.Client) -> Finding:
-    text = client.get("/metrics").text
-    names = sorted(set(re.findall(r"^(anychip_device_\w+)\{", text, re.MULTILINE)))
-    return Finding("telemetry", "PASS" if names else "FAIL", ", ".join(names) or "no metric of the device")
 
 
 def _workers(service: subprocess.Popen[str]) -> set[int]:
