@@ -28,7 +28,7 @@ from app.http.hot import protocol
 from app.http.server import Server, run
 from app.ingress.budget import freeze
 from app.ingress.ingress import Ingress
-from app.ingress.listener import Listener
+from app.ingress.listener import Listener, make_room
 from app.ingress.remote import RemoteLink
 from app.link import ServedModel, Tables
 from app.link_messages import (
@@ -51,7 +51,6 @@ from app.observability.tracing import from_settings
 from app.observability.triton_statistics import ModelStatistics
 from app.processes.arena import ROOM, Blocks
 from app.processes.channel import Channel, DescriptorLostError, Talk
-from app.processes.descriptors import make_room
 from app.processes.forking import name_process
 from app.processes.packing import read_packed
 from app.serving.cascades import parse_cascade

@@ -34,11 +34,10 @@ from app.http.server import Server
 from app.ingress.budget import Budget, freeze
 from app.ingress.context import ended_before
 from app.ingress.ingress import Ingress, connections
-from app.ingress.listener import Listener
+from app.ingress.listener import Listener, make_room
 from app.ingress.threads import begun
 from app.observability.tracing import from_settings
 from app.observability.watchdog import LoopWatchdog
-from app.processes.descriptors import make_room
 from app.serving.ingresses import OWNERS_SHARE, count_of
 from app.serving.opening import Opening
 from app.serving.service import Service

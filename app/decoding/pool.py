@@ -140,7 +140,7 @@ class DecoderProcess(SupervisedChild):
 
         Only children of one fork server share its memory: two decoders of two that are gone take 300 MiB more.
         """
-        fork_server, all_ready = self._of.fork_server, self._of.up == self._of.count
+        fork_server, all_ready = self._of.fork_server, len(self._of.ready) == self._of.count
         if all_ready and fork_server.ready and self.parent != fork_server.pid:
             self.retire()
 
@@ -245,11 +245,6 @@ class Decoders:
     def ready(self) -> list[DecoderProcess]:
         """Return the decoders that take jobs."""
         return [each.child for each in self._places if each.child.status is ChildStatus.READY]
-
-    @property
-    def up(self) -> int:
-        """Return the number of decoders that are ready."""
-        return len(self.ready)
 
     async def start(self) -> None:
         """Start; return when every decoder is ready. Raises ChildStartError."""

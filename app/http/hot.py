@@ -263,10 +263,6 @@ class HotProtocol(asyncio.BufferedProtocol):
         elif self._task is not None:
             self._task.cancel()
 
-    def eof_received(self) -> None:
-        """End the connection, as uvicorn does: the client sends nothing more."""
-        self._general.eof_received()
-
     def pause_writing(self) -> None:
         self._general.pause_writing()
 

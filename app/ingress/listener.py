@@ -1,7 +1,8 @@
 """Listening sockets: each connection is counted before anything is read of it, TLS's handshake included.
 
-Owns: accepting, and the refusal of more connections than one address, or all, may have. Must not know requests. One
-budget counts connections of all public ports (app.ingress.ingress.connections), gRPC's as well.
+Owns: accepting, the limit of open files that it needs, and the refusal of more connections than one address, or all,
+may have. Must not know requests. One budget counts connections of all public ports (app.ingress.ingress.connections),
+gRPC's as well.
 
 A server of asyncio's accepts all connections, and reports each after its handshake: by then silent ones have taken
 every descriptor.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -31,7 +33,8 @@ _AT_ONCE = 32
 _PAUSE_S = 0.1
 """Pause of accepting when there is no descriptor."""
 _SAY_AGAIN_S = 60.0
-
+_OTHERS = 256
+"""Descriptors for processes, files and the administration's connections: clients leave them alone."""
 
 Passing = Callable[[socket.socket, Callable[[], None]], bool]
 """Hook for each connection: True if another process takes it; its second argument then ends the count."""
@@ -148,3 +151,20 @@ class Listener:
         if self._loop.time() - self._logged_s > _SAY_AGAIN_S:
             self._logged_s = self._loop.time()
             log.warning(message, *about)
+
+
+def make_room(connections: int, descriptors: int = 1) -> int:
+    """Raise the limit for the descriptors that connections may need; return how many connections there may be.
+
+    `descriptors`: the most that one takes.
+    """
+    wanted = (descriptors + 1) * connections + _OTHERS  # Ended ones stay open for a moment.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    room = min(connections, max(allowed // 2, allowed - _OTHERS) // descriptors)
+    if room < connections:
+        log.warning("only %d files may be open here: %d connections, not %d (ulimit -n)", allowed, room, connections)
+    return room

@@ -169,6 +169,12 @@ class RemoteLink(Link):
             for dtype, size, shape in sizes:
                 arrays.append(np.frombuffer(data, dtype, size, at).reshape(shape) if size else np.empty(shape, dtype))
                 at += dtype.itemsize * size
+        batch = None
+        if message.batch is not None:
+            from opentelemetry.trace import SpanContext, TraceFlags
+
+            trace, span, flags = message.batch
+            batch = SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(flags))
         return Result(
             None if arrays is None else tuple(arrays),
             self._models[message.model],
@@ -177,7 +183,7 @@ class RemoteLink(Link):
             message.begun_s,
             message.queued_s,
             message.infer_s,
-            None if message.batch is None else _span_context(*message.batch),
+            batch,
         )
 
 
@@ -216,9 +222,3 @@ class _RemoteRoom(Room):
                 self._blocks.give(start, size)
             self._written.clear()
             self._placed = None
-
-
-def _span_context(trace: str, span: str, flags: int) -> Any:
-    from opentelemetry.trace import SpanContext, TraceFlags
-
-    return SpanContext(int(trace, 16), int(span, 16), is_remote=True, trace_flags=TraceFlags(flags))

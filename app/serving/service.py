@@ -155,7 +155,7 @@ class Service:
         limits = ImageLimits(self._decode_limit(), settings.max_image_pixels, timeout_s=_DECODE_TIMEOUT_S)
         restarts = self.metrics.decoder_restarts
         decoders = Decoders(plan, arena, count, limits, restarted=lambda reason: restarts.labels(reason).inc())
-        self.metrics.decoders_up.set_function(lambda: decoders.up)
+        self.metrics.decoders_up.set_function(lambda: len(decoders.ready))
         self.metrics.decode_depth.set_function(lambda: decoders.queue.held)
         return decoders
 

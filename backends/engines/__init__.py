@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from backends.contract.backend import Network, form_of
 from backends.contract.errors import EngineRefusedError
-from backends.engines.eager import EagerEngine
-from backends.engines.engine import Engine, compile_first
+from backends.engines.eager import EagerEngine as EagerEngine
+from backends.engines.engine import Engine as Engine
+from backends.engines.engine import compile_first as compile_first
 from backends.engines.graph import GraphEngine
 from backends.engines.migraphx import MIGraphXEngine
 from backends.engines.onnxruntime import OnnxRuntimeEngine
@@ -39,6 +40,3 @@ def engines_of(
     others = tuple(name for name in facts.by_name if form_of(network) == "onnx" and "onnx" in kinds[name].forms)
     names = (*facts.engines, *others) if engine == "auto" else (engine,)
     return [kinds[name](facts, threads) for name in names]
-
-
-__all__ = ["ENGINES", "EagerEngine", "Engine", "compile_first", "engines_of"]

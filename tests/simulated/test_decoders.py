@@ -116,7 +116,7 @@ class Rig:
             with guarded():
                 yield self
                 await until(self.all_free, blocks=False)
-                await until(lambda: self.decoders.up == 2, blocks=False)
+                await until(lambda: len(self.decoders.ready) == 2, blocks=False)
         finally:
             queue.limits = before
 
@@ -203,7 +203,7 @@ async def test_an_image_that_ends_its_decoder_fails_alone(made, width, reason, c
         for given, (_, pixels) in zip(expected, await asyncio.gather(*innocent), strict=True):
             assert (pixels == given).all()
         assert made.reasons == [reason], "it is known after one death"
-        await until(lambda: made.decoders.up == 2, blocks=False)
+        await until(lambda: len(made.decoders.ready) == 2, blocks=False)
     assert any("sha256" in record.getMessage() for record in caplog.records)
 
 

@@ -1,4 +1,1 @@
-"""The service inside another program: an ASGI application, and replicas of Ray Serve.
-
-Must not be imported by anychip, nor listen: that is the host's.
-"""
+"""The service inside another program: an ASGI application, Ray Serve's replicas. Must not be imported by anychip."""

@@ -1,4 +1,1 @@
-"""Plugin of anychip for text in images: finding lines of text, and reading them, with PP-OCR's networks.
-
-Must not be imported by anychip, which finds it by its entry points alone (pyproject.toml).
-"""
+"""Text in images: finding lines, and reading them, with PP-OCR's networks. Must not be imported by anychip."""

@@ -1,4 +1,1 @@
-"""Measurements of a network on a device, and of a service over HTTP.
-
-Must not know how results are shown, nor import the service: it may be another one, on another machine.
-"""
+"""Measurements of a network on a device, and of any service over HTTP. Must not import the service."""
