@@ -296,7 +296,3 @@ def _weights(parsed: argparse.Namespace) -> int:
             print(f"{file.architecture:20} {file.size_bytes / 1e6:8.1f} MB  {file.path}")
         print(f"{len(cached)} files in {directory}; anychip weights fetch MODEL adds one")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

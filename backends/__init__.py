@@ -3,7 +3,6 @@
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
-from backends.contract.backend import DEFAULTS as DEFAULTS
 from backends.contract.backend import Backend as Backend
 from backends.contract.backend import Choice as Choice
 from backends.contract.backend import CompileOptions as CompileOptions
@@ -27,7 +26,6 @@ from backends.contract.errors import OutOfDeviceMemoryError as OutOfDeviceMemory
 from backends.contract.errors import WrongAnswersError as WrongAnswersError
 from backends.hooks import register_release_hook as register_release_hook
 from backends.hooks import run_release_hooks as run_release_hooks
-from backends.vendors.table import Facts as Facts
 
 if TYPE_CHECKING:
     from backends.engines.cache import EngineCache as EngineCache

@@ -23,7 +23,6 @@ from models.contract.tensors import InputError as InputError
 from models.contract.tensors import TensorModel as TensorModel
 from models.contract.tensors import TensorOptions as TensorOptions
 from models.contract.tensors import TensorSpec as TensorSpec
-from models.contract.tensors import datatype_of as datatype_of
 
 if TYPE_CHECKING:
     from models.catalog import ARCHITECTURES as ARCHITECTURES
@@ -31,12 +30,10 @@ if TYPE_CHECKING:
     from models.catalog import fetched as fetched
     from models.catalog import open_model as open_model
     from models.catalog import parse_spec as parse_spec
-    from models.contract.networks import PixelNetwork as PixelNetwork
     from models.exports.exported import ExportedModel as ExportedModel
 
 _WITH_TORCH = {
     "ExportedModel": "models.exports.exported",
-    "PixelNetwork": "models.contract.networks",
     **dict.fromkeys(("ARCHITECTURES", "ModelSpec", "fetched", "open_model", "parse_spec"), "models.catalog"),
 }
 """Names that read files or build networks, with their modules; imported on first use, as the server has no torch."""

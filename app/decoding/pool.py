@@ -351,7 +351,8 @@ class Decoders:
             case Status.LARGE:
                 image.pixels, outcome = answer.width * answer.height, None
                 try:
-                    self.queue.push_large(image)
+                    self.queue.enlarge(image)
+                    self.queue.push(image)
                 except DecodeQueueFullError as error:
                     outcome = error
             case Status.TOO_LARGE:

@@ -177,7 +177,7 @@ class DecodeQueue:
         if self.held >= self.limits.queue and not again:
             raise DecodeQueueFullError(f"{self.held} images are waiting to be decoded")
         if image.pixels >= self.limits.large_pixels:
-            self._enlarge(image)
+            self.enlarge(image)
         self.held += 1
         image.client, image.turn_s = client, self.turn_s(client, now_s)
         image.rank_s += image.turn_s - now_s
@@ -189,16 +189,12 @@ class DecodeQueue:
         self._large.discard(image)
         image.ended(image, outcome)
 
-    def _enlarge(self, image: PendingImage) -> None:
+    def enlarge(self, image: PendingImage) -> None:
+        """Mark an image that does not wait as large. Raises DecodeQueueFullError if too many large ones are here."""
         if len(self._large) >= max(1, self.limits.queue // 8):
             raise DecodeQueueFullError(f"{len(self._large)} large images are waiting to be decoded")
         self._large.add(image)
         image.large = True
-
-    def push_large(self, image: PendingImage) -> None:
-        """Put an image back that a decoder has found to be large. Raises DecodeQueueFullError if too many are here."""
-        self._enlarge(image)
-        self.push(image)
 
     def push(self, image: PendingImage) -> None:
         """Put an admitted image into the queue: for the first time, or again after its decoder was lost."""

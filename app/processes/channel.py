@@ -234,7 +234,7 @@ class Talk:
         self._name, self._asked = name, asked
         self._most = most_bytes_per_s
         self._pace = Pace(60 * most_bytes_per_s, 2 * most_bytes_per_s) if math.isfinite(most_bytes_per_s) else None
-        self._channel = channel
+        self._channel, self.take_descriptor = channel, channel.take_descriptor
         self._handle = handle
         self._decode = reader(kind)
         self._out: list[Any] = []
@@ -271,10 +271,6 @@ class Talk:
             else:
                 if self._channel.waiting:
                     self._channel.flush_in(self._loop)
-
-    def take_descriptor(self) -> int:
-        """Take the next descriptor that came; the caller's to close. Raises ChannelError."""
-        return self._channel.take_descriptor()
 
     def end(self, reason: str, error: Exception | None = None) -> None:
         """End the talk: nothing is sent or received any more. Idempotent."""

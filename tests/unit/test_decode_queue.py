@@ -36,10 +36,11 @@ def test_no_more_than_the_limit_are_held_and_an_eighth_of_them_large():
     found = entries[2]
     assert queue.discard(found)
     with pytest.raises(DecodeQueueFullError, match="2 large"):
-        queue.push_large(found)
+        queue.enlarge(found)
     assert queue.discard(entries[0])
     queue.end(entries[0], DecodeFailedError())
-    queue.push_large(found)
+    queue.enlarge(found)
+    queue.push(found)
     queue.add(PendingImage(0, 0.0, 16), "", 0.0)
 
 

@@ -208,7 +208,9 @@ class _NullEngine(Engine):
             raise EngineRefusedError(f"it answers {batch_sizes[0]} images with {[tuple(o.shape) for o in outputs]}")
         shapes = [tuple(output.shape[1:]) for output in outputs]
         if self._behaviour.output_mb:
-            shapes[0] = _widened(shapes[0], _numpy_dtype(outputs[0]), self._behaviour.output_mb << 20)
+            *others, last = shapes[0] or (1,)
+            row_bytes = max(1, math.prod(others) * _numpy_dtype(outputs[0]).itemsize)
+            shapes[0] = (*others, max(last, (self._behaviour.output_mb << 20) // row_bytes))
         answers = {
             size: tuple(
                 np.zeros((size, *shape), _numpy_dtype(output)) for shape, output in zip(shapes, outputs, strict=True)
@@ -226,11 +228,6 @@ def _outputs(network: Network, size: int) -> tuple[Tensor, ...]:
 
 def _numpy_dtype(tensor: Tensor) -> np.dtype[Any]:
     return np.dtype(np.float32) if tensor.is_floating_point() else torch.empty(0, dtype=tensor.dtype).numpy().dtype
-
-
-def _widened(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> tuple[int, ...]:
-    others = math.prod(shape[:-1])
-    return (*shape[:-1], max(shape[-1] if shape else 1, size_bytes // max(1, others * dtype.itemsize)))
 
 
 class _NullExecutable(Executable):
