@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
+import threading
 
 import httpx
-import psutil
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -114,40 +110,42 @@ def test_a_service_is_kept_busy_and_what_it_refuses_is_tried_again(tmp_path, cap
     assert "there is no model 'resnet19'" in said
 
 
-ROOT = Path(__file__).parents[2]
 DELAY = "delay_ms=30"
 OPTIONS = ("--models", "resnet18", "--weights", "random", "--device", "null", "--null", DELAY)
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
+def test_a_service_takes_a_profile_up_by_itself_and_names_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ANYCHIP_NULL", DELAY)
     settings = Settings(cache_dir=tmp_path, null=DELAY)
     null.configure(DELAY)
-    return settings, choose("null"), open_model(parse_spec("resnet18:random"), tmp_path)
-
-
-def test_a_service_takes_a_profile_up_by_itself_and_names_it(here):
-    settings, choice, model = here
+    model = open_model(parse_spec("resnet18:random"), tmp_path)
     profile = Profile("found here", "null", "fp32", "1,16", 2, 2, 100.0, 50.0, 2.0)
-    store(profile, settings, choice, model)
-    with child_service.serving((*OPTIONS, "--cache-dir", str(settings.cache_dir))) as service:
-        [served] = httpx.get(f"http://127.0.0.1:{service.port}/v1/models", trust_env=False).json()["models"]
+    store(profile, settings, choose("null"), model)
+    with child_service.serving((*OPTIONS, "--cache-dir", str(tmp_path))) as (port, _):
+        [served] = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).json()["models"]
     assert served["profile"] == "found here"
     assert [each["batch_sizes"] for each in served["served_on"]] == [[1, 16], [1, 16]]
 
 
-def test_a_command_that_is_ended_takes_its_service_with_it(tmp_path):
-    arguments = ["tune", "resnet18", *OPTIONS[2:], "--cache-dir", str(tmp_path), "--json", "--seconds", "60"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = subprocess.Popen([sys.executable, "-m", "app", *arguments], cwd=tmp_path, env=environment)
-    services: list[psutil.Process] = []
-    while not services:
-        assert command.poll() is None
-        time.sleep(0.001)  # Ended as soon as it is there.
-        children = psutil.Process(command.pid).children(recursive=True)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            services = [child for child in children if "serve" in child.cmdline()]
-    command.terminate()
-    assert command.wait(60) == 128 + signal.SIGTERM
-    assert not psutil.wait_procs(services, timeout=30)[1]
+def a_little_later(number):
+    threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), number)).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("send", [signal.raise_signal, a_little_later])
+@pytest.mark.parametrize(
+    "start", [lambda: child_service.run_group(["sleep", "99"]), lambda: child_service.serving(OPTIONS).__enter__()]
+)
+def test_a_signal_ends_the_child_of_a_tool_from_its_first_moment_on(monkeypatch, start, send, number):
+    class Signalled(subprocess.Popen):
+        def __init__(self, *words, **options):
+            super().__init__(*words, **options)
+            children.append(self)
+            send(number)
+
+    children: list[subprocess.Popen] = []
+    monkeypatch.setattr(subprocess, "Popen", Signalled)
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        start()
+    [child] = children
+    assert child.poll() is not None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
-from anychip_tools.child_service import ended_in_order
 from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.report import progress
 from app.arguments import CommandError, add_settings, read_settings
@@ -71,7 +70,7 @@ def run(parsed: argparse.Namespace) -> int:
             options += [f"--{name.replace('_', '-')}", str(value)]
     image = parsed.image.read_bytes() if parsed.image else probe_files()[0]
     trials = Trials(model.name, options, image, parsed.seconds, parsed.p99_ms, len(choice.devices))
-    with ended_in_order(), progress(quiet=parsed.json) as bars:
+    with progress(quiet=parsed.json) as bars:
         task = bars.add_task("the defaults", total=budget_s)
         began_s = time.monotonic()
 

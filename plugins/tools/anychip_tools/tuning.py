@@ -239,10 +239,10 @@ class Trials:
             *("--workers-per-device", str(candidate.workers), "--decoders", str(candidate.decoders)),
         )
         try:
-            with serving(options) as service:
-                served = self._settled(service.port, candidate)
-                _wait_until_idle(service.process.pid)
-                return self._measured(service.port, candidate, served)
+            with serving(options) as (port, process):
+                served = self._settled(port, candidate)
+                _wait_until_idle(process.pid)
+                return self._measured(port, candidate, served)
         except ServiceStartError as error:
             return Trial(candidate, refusal=str(error))
 

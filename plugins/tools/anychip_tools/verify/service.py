@@ -62,8 +62,8 @@ def run_service(options: Sequence[str], models: Sequence[str], seconds: float) -
     """Start the service with `options`, and run every check in turn. Raises ServiceStartError."""
     settings = ("--host", "127.0.0.1", "--admin", "port", "--models", ",".join(models), "--weights", "sample", *options)
     began_s = time.perf_counter()
-    with serving(settings, own_session=False) as service:
-        url, process = service.url, service.process
+    with serving(settings, own_session=False) as (port, process):
+        url = f"http://127.0.0.1:{port}"
         client = httpx.Client(base_url=url, timeout=_REQUEST_TIMEOUT_S, trust_env=False)
         yield Finding("start", "PASS", "", {"start_s": round(time.perf_counter() - began_s, 1)})
         served = client.get("/v1/models").json()["models"]
