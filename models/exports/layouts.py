@@ -25,7 +25,7 @@ from models.exports.metadata import TASKS, Description, Scores
 SIZES: Mapping[str, Array] = MappingProxyType({"orig_target_sizes": np.ones((1, 2), np.int64)})
 """Factor that RT-DETR's own exports and D-FINE's multiply boxes by; with ones the boxes are in 0 to 1."""
 DETR_OUTPUTS = ("labels", "boxes", "scores")
-QUERIES = ("detr", "rfdetr", "softmax")
+QUERIES = ("detr", "rfdetr", "deformable", "softmax")
 """Layouts of networks that take any size of input."""
 
 _STRIDES: tuple[tuple[int, ...], ...] = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64), (16, 32))
@@ -36,7 +36,7 @@ _LEAST_PROBABILITY = 1e-12
 _LEAST_TOTAL, _ROUNDED = 10.0, 0.05
 _SCALES, _LEAST_USUAL = (100, 255), 5.0
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
-_LEAST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
+_MOST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 Shapes = Sequence[Sequence[int]]
 Size = tuple[int, int]
@@ -395,7 +395,8 @@ def _rfdetr(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
     raw = outputs[how.boxes]
     probabilities = outputs[how.logits][..., : how.classes].sigmoid()
     pairs = probabilities.flatten(1)
-    scores, places = pairs.topk(min(pairs.shape[1], max(raw.shape[1], _LEAST_PAIRS)), dim=1)
+    most = _MOST_PAIRS if how.layout == "deformable" else raw.shape[1]
+    scores, places = pairs.topk(min(pairs.shape[1], most), dim=1)
     queries = (places // how.classes).unsqueeze(2)
     boxes = _corners(_stretched(raw.gather(1, queries.expand(-1, -1, 4)), size))
     own = (queries == torch.arange(how.extras, device=raw.device)).float() if how.extras else None
@@ -470,7 +471,7 @@ LAYOUTS: Mapping[str, _Layout] = {
     "rows": _Layout(_read, _rows),
     "rtdetr": _Layout(_read, _rtdetr, "stretch"),
     "detr": _Layout(_read_detr, _detr, "stretch"),
-    "rfdetr": _Layout(_read_queries, _rfdetr, "stretch"),
+    **dict.fromkeys(("rfdetr", "deformable"), _Layout(_read_queries, _rfdetr, "stretch")),
     "softmax": _Layout(_read_queries, _softmax, "stretch"),
     "torchvision": _Layout(_read_torchvision, _torchvision),
     "mmdeploy": _Layout(_read_suppressed, _mmdeploy, "top-left"),

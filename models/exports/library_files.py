@@ -41,8 +41,13 @@ _TASKS = {
     "ForDepthEstimation": "depth",
 }
 """Task by the endings of transformers' class names; other networks that take images answer with vectors."""
-_SOFTMAX = ("detr", "yolos", "table-transformer")
-"""Values of model_type whose networks score "no object" as a class of its own, the last, and choose by softmax."""
+_LAYOUTS = {
+    **dict.fromkeys(("detr", "yolos", "table-transformer"), "softmax"),
+    **dict.fromkeys(("conditional_detr", "dab_detr", "deformable_detr", "lw_detr"), "deformable"),
+}
+"""Layouts by `model_type`; all others have `rfdetr`: each class has a score of its own, and there are as many answers
+as queries.
+"""
 
 
 def library_of(architecture: str) -> str:
@@ -126,8 +131,8 @@ def stated_in(folder: Path, config: Mapping[str, Any], own: Collection[str] = ()
         known: dict[str, Any] = {} if names is None or task in ("embed", "depth") else {"labels": names}
         if task == "classify":
             known |= multiple  # As in its own pipeline; else softmax of logits.
-        if task in ("detect", "segment"):  # `rfdetr`: each class has a score of its own.
-            known["layout"] = "softmax" if config.get("model_type") in _SOFTMAX else "rfdetr"
+        if task in ("detect", "segment"):
+            known["layout"] = _LAYOUTS.get(str(config.get("model_type")), "rfdetr")
         return {"task": task, **known, **preprocessor_of(folder, own)}
 
 

@@ -33,6 +33,7 @@ Layout = Literal[
     "rtdetr",
     "detr",
     "rfdetr",
+    "deformable",
     "softmax",
     "yolox",
     "torchvision",

@@ -7,6 +7,7 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from models import PixelModel, WeightsError, open_model, parse_spec
-from models.exports import child, exported
+from models.exports import child, exported, library_files
 from models.exports.answers import Tried
+from models.exports.layouts import decoded, interpret
+from models.exports.metadata import Description
 from models.exports.networks import FORMS
 from tests.support import library_folders as folders
 from tests.support.library_folders import SIZE, photograph
@@ -260,3 +263,29 @@ def test_yolos_sees_each_image_of_a_batch_in_its_own_size_and_without_padding(
             shares = torch.tensor([seen.shape[3], seen.shape[2]]).repeat(2) / 128
             torch.testing.assert_close(logits[number], wanted.logits[0], atol=2e-2, rtol=2e-2)
             torch.testing.assert_close(boxes[number], wanted.pred_boxes[0] * shares, atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("queries", [30, 150])
+@pytest.mark.parametrize(
+    "name", ["RTDetr", "DFine RTDetr", "RfDetr", "LwDetr DeformableDetr", "ConditionalDetr", "DeformableDetr", "Detr"]
+)
+def test_a_detr_has_as_many_answers_as_its_library_gives(tmp_path: Path, name: str, queries: int) -> None:
+    import transformers
+
+    name, *_, kind = name.split() * 2
+    config = getattr(transformers, f"{name}Config")(id2label=folders.LABELS)
+    config.architectures = [f"{name}ForObjectDetection"]
+    config.save_pretrained(tmp_path)
+    processor: Any = getattr(transformers, f"{kind}ImageProcessor")(size={"height": 96, "width": 128})
+    processor.save_pretrained(tmp_path)
+    classes = folders.CLASSES + (name == "Detr")
+    logits, boxes = (torch.randn((1, queries, length)) for length in (classes, 4))
+    outputs: Any = SimpleNamespace(logits=logits, pred_boxes=boxes.sigmoid())
+    [wanted] = processor.post_process_object_detection(outputs, 0.0, [(96, 128)])
+    stated = library_files.stated_in(tmp_path, library_files.config_of(tmp_path))
+    about = Description(task="detect", takes="boxes", layout=stated["layout"], labels=tuple(stated["labels"].values()))
+    given = [outputs.logits, outputs.pred_boxes]
+    found = decoded(interpret(about, [each.shape for each in given], (96, 128)), given, (96, 128))
+    order = wanted["scores"].argsort(descending=True)
+    for one, key in zip(found, ("boxes", "scores", "labels"), strict=True):
+        torch.testing.assert_close(one[0], wanted[key][order].to(one.dtype))
