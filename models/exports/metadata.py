@@ -210,6 +210,11 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
             f'{file.name} cannot be told which part of its input is the image: state {{"resize": "stretch", "size": '
             f"{size}}} in {file.stem}.json, or another size."
         )
+    if implied.get("task") == "segment_semantic" and len(implied.get("labels", "")) == 1 and "scores" not in own:
+        raise WeightsError(
+            f"{library_files.CONFIG} beside {file.name} has one label, which transformers answers for all pixels: state "
+            f'{{"scores": "logits"}} in {file.stem}.json if it is a sigmoid\'s, and pixels under 0.5 are the background.'
+        )
     if given is not None and not implied:
         return given
     if own.keys() & _GEOMETRY - {"pad", "multiple_of"}:

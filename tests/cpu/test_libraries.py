@@ -289,3 +289,18 @@ def test_a_detr_has_as_many_answers_as_its_library_gives(tmp_path: Path, name: s
     order = wanted["scores"].argsort(descending=True)
     for one, key in zip(found, ("boxes", "scores", "labels"), strict=True):
         torch.testing.assert_close(one[0], wanted[key][order].to(one.dtype))
+
+
+def test_a_segmenter_of_one_label_is_served_where_its_owner_says_that_it_is_a_sigmoid_s(tmp_path: Path) -> None:
+    """transformers takes the greatest of one score: this label everywhere. It trains such a network with a sigmoid."""
+    import transformers
+
+    sizes = {"hidden_sizes": [8] * 4, "decoder_hidden_size": 16, "num_attention_heads": [1] * 4, "depths": [1] * 4}
+    config = transformers.SegformerConfig(id2label={0: "crack"}, **sizes)
+    folders.enliven(transformers.SegformerForSemanticSegmentation(config)).save_pretrained(tmp_path)
+    transformers.SegformerImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match=r'one label, .* state \{"scores": "logits"\} in model\.json if it is'):
+        opened(tmp_path)
+    (tmp_path / "model.json").write_text('{"scores": "logits"}')
+    _, outputs = run(opened(tmp_path))
+    assert set(np.unique(outputs[0])) == {0, 1}
