@@ -267,6 +267,24 @@ class Whole(Resize):
 
 
 @dataclass(frozen=True)
+class Square(Whole):
+    """The square in an image's centre, resized to the input by OpenCV: YOLOv5's classifiers see it so."""
+
+    how: Literal["letterbox", "stretch", "top-left"] = "stretch"
+
+    def decode_size(self, width: int, height: int) -> tuple[int, int]:
+        return width, height
+
+    def preprocess(self, image: Tensor, out: Tensor, width: int, height: int) -> Placement:
+        side = min(image.shape[:2])
+        top, left = ((each - side) // 2 for each in image.shape[:2])
+        return super().preprocess(image[top : top + side, left : left + side], out, width, height)
+
+    def geometry(self, width: int, height: int) -> None:
+        return None
+
+
+@dataclass(frozen=True)
 class Centre(Resize):
     """The centre of an image whose shorter side is resized to `shorter` with `interpolation`, as torchvision does with
     a PIL image; `pad` fills the rest of the input.

@@ -35,14 +35,14 @@ from anychip_base.interpreter import bare_environment, python_command
 from models.contract.errors import WeightsError
 from models.contract.files import OpenedFiles, digest_of_sources, read_regular
 from models.contract.model import Array, Model
-from models.contract.resize import Centre
+from models.contract.resize import Centre, Square
 from models.contract.task_adapter import AdaptedFile, made, task_class
 from models.contract.tensors import Form, TensorModel, item_bytes, random_arrays
 from models.exports import library_files
 from models.exports.answers import Tried, TriedImages, decode_tried
 from models.exports.files import FINISHED, read_finished
 from models.exports.images import ExportedImages
-from models.exports.metadata import Sidecar, read_sidecar, sidecar_of
+from models.exports.metadata import GEOMETRY, Sidecar, read_sidecar, sidecar_of
 from models.exports.networks import FORMS, GraphNetwork, load_graph
 from models.weights.checkpoint import labels_beside
 
@@ -180,6 +180,9 @@ def _image_model(name: str, file: Path, found: TriedImages, sidecar: Sidecar | N
             stated = stated.model_copy(update={"resize_to": found.size})  # Ultralytics stretches to what is no square.
     try:
         resize = stated.resizing(found.size, found.resize)
+        keys = {*GEOMETRY, "resize_by", "interpolation", "antialias"}
+        if (found.exporter, found.task) == ("yolov5", "classify") and keys.isdisjoint(stated.model_fields_set):
+            resize = Square(found.size)
     except ValueError as error:
         raise WeightsError(f"{file.name}: {error}.") from None
     options: dict[str, Any] = {} if sidecar is None else dict(sidecar.options or {})

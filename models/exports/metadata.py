@@ -60,7 +60,7 @@ Every image of the model takes that memory.
 """
 _SHARE = 10  # A greater mean or deviation is one of levels.
 _MAX_TEXT = 1 << 20
-_GEOMETRY = {"resize", "resize_to", "crop", "pad", "multiple_of"}
+GEOMETRY = {"resize", "resize_to", "crop", "pad", "multiple_of"}
 _ONLY_OF: Mapping[str, tuple[Takes, ...]] = {
     "layout": ("boxes", "masks", "keypoints", "turned"),
     "scores": ("classes", "outputs", "boxes", "masks", "keypoints", "turned"),
@@ -217,8 +217,8 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
         )
     if given is not None and not implied:
         return given
-    if own.keys() & _GEOMETRY - {"pad", "multiple_of"}:
-        implied = {key: value for key, value in implied.items() if key not in _GEOMETRY}
+    if own.keys() & GEOMETRY - {"pad", "multiple_of"}:
+        implied = {key: value for key, value in implied.items() if key not in GEOMETRY}
     where = f"{library_files.CONFIG} beside {file.name}"
     if given is not None:
         sidecar_of(implied, where)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from models import WeightsError, open_model, parse_spec
-from tests.support import small_classifier
+from models.contract.resize import Centre
+from tests.support import library_folders, small_classifier
 from tests.support.export_comparison import compare, exported, written_images
 from tests.support.exports_of_networks import answered, written
 from tests.support.exports_of_networks import opened as model_of
@@ -214,6 +215,25 @@ def test_a_script_is_computed_in_the_precision_that_is_asked_for(tmp_path: Path)
     assert {each.dtype for each in network.cast(torch.bfloat16).core.module.parameters()} == {torch.bfloat16}
     [found] = network(pixels)
     assert 0 < (found - expected).abs().max() < 0.1
+
+
+def test_a_classifier_of_the_yolov5_repository_sees_the_centre_as_its_own_program_cuts_it(tmp_path: Path) -> None:
+    """utils/augmentations.py, CenterCrop: the square in full resolution, then cv2.resize, which never averages."""
+    import cv2
+    import onnx
+
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    file = written(tmp_path / "best.onnx", network, torch.rand(1, 3, 64, 64), {"task": "classify"})
+    content = onnx.load(file)
+    onnx.helper.set_model_props(content, {"stride": "32", "names": "{0: 'a', 1: 'b', 2: 'c', 3: 'd'}"})
+    onnx.save(content, file)
+    model, image = model_of(file), library_folders.photograph()
+    pixels = torch.zeros((64, 64, 3), dtype=torch.uint8)
+    model.preprocess(torch.from_numpy(image), pixels, *library_folders.SIZE)
+    assert model.labels == ("a", "b", "c", "d")
+    assert (pixels.numpy() == cv2.resize(image[:, 62:437], (64, 64), interpolation=cv2.INTER_LINEAR)).all()
+    file.with_suffix(".json").write_text('{"task": "classify", "resize": "centre"}')
+    assert isinstance(model_of(file).file.resize, Centre)
 
 
 class Queries(nn.Module):
