@@ -177,8 +177,11 @@ def _tried(  # noqa: PLR0917
 ) -> TriedImages:
     size, stated_batch, is_open, entry = about.size, 1, False, USUAL
     core, tail = load_parts(str(file), architecture, False)
+    described = core.described if isinstance(core, OpenVinoGraph) else onnx.metadata if onnx else {}
     if not about.exporter:
-        _check_described(core.described if isinstance(core, OpenVinoGraph) else onnx.metadata if onnx else {}, own)
+        _check_described(described, own)
+    if not about.labels and (names := described.get("model_info labels", "").split()):
+        about = about.model_copy(update={"labels": tuple(names)})
     if onnx is not None:
         size, stated_batch, is_open, entry = _input(onnx, size)
     elif isinstance(core, Graph):

@@ -14,7 +14,7 @@ from backends import EngineRefusedError
 from backends.contract.backend import DEFAULTS
 from backends.engines import EagerEngine, compile_first
 from backends.engines.openvino import OpenVINOEngine
-from models import NormalisedModel, open_model, parse_spec
+from models import NormalisedModel, WeightsError, open_model, parse_spec
 from tests.support.rows import row
 
 openvino = pytest.importorskip("openvino")
@@ -77,3 +77,18 @@ def test_another_engine_or_device_is_refused_with_what_helps(tmp_path: Path) -> 
     for form in (model, NormalisedModel.of(model)):
         with pytest.raises(EngineRefusedError, match=r"on a CPU .* export an \.onnx for other devices"):
             compile_first([EagerEngine(row("fp32"))], form.network(), "npu:0", ("fp32",), (1,))
+
+
+@pytest.mark.parametrize(("names", "found"), [("cat dog big_bird cow hen", "big_bird"), ("cat dog", "")])
+def test_labels_that_model_api_has_written_into_the_file_are_read(tmp_path: Path, names: str, found: str) -> None:
+    file = written(tmp_path, [1], np.float32, sidecar='{"task": "classify", "input": "floats"}')
+    network = openvino.Core().read_model(file).clone()
+    network.set_rt_info(names, ["model_info", "labels"])
+    openvino.save_model(network, tmp_path / "named.xml", compress_to_fp16=False)
+    (tmp_path / "named.json").write_text(file.with_suffix(".json").read_text())
+    spec = parse_spec(str(tmp_path / "named.xml"))
+    if found:
+        assert open_model(spec, tmp_path).labels[2] == found
+        return
+    with pytest.raises(WeightsError, match="of 5 classes, and there are 2 labels"):
+        open_model(spec, tmp_path)
