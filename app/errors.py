@@ -119,6 +119,13 @@ def invalid_request(message: str) -> ServiceError:
     return ServiceError("INVALID_REQUEST", message)
 
 
+def of_image(number: int, error: ServiceError) -> ServiceError:
+    """Name the image, counted from 0, in an error of one of a request's several images."""
+    if error.code not in ("INVALID_IMAGE", "IMAGE_TOO_LARGE", "INFERENCE_FAILED"):
+        return error
+    return ServiceError(error.code, f"image {number}: {error.message}")
+
+
 def internal_error() -> ServiceError:
     """Make an INTERNAL: our fault, whose detail is in the log under the request id."""
     return ServiceError("INTERNAL", "internal error; quote the request id")

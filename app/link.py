@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from app.access.access import ClientLease
 from app.config import Settings
 from app.core import ServedOn
-from app.errors import ServiceError
+from app.errors import ServiceError, of_image
 from app.images.header import ImageError, ImageTooLargeError, check_pixels, read_header
 from app.observability.metrics import Metrics, ModelMetrics, Recorder
 from app.observability.tracing import Tracing
@@ -370,6 +370,19 @@ class Link(ABC):
 
         Raises DEADLINE_EXCEEDED, NOT_READY, INVALID_REQUEST, QUEUE_FULL, DEADLINE_UNREACHABLE.
         """
+
+    def sizes(self, images: Sequence[Encoded], terms: Terms) -> list[tuple[int, int]]:
+        """Return width and height of images as displayed, by their headers alone; their pixels count from now on.
+
+        Raises INVALID_IMAGE, IMAGE_TOO_LARGE, QUEUE_FULL.
+        """
+        found = []
+        for number, image in enumerate(images):
+            try:
+                found.append(measured(image, terms.client_lease, self.settings.max_image_pixels))
+            except ServiceError as error:
+                raise (of_image(number, error) if len(images) > 1 else error) from None
+        return found
 
     @abstractmethod
     def submit(

@@ -64,8 +64,7 @@ class _Request:
     computed_by: ComputedBy | None = None
 
     def sizes(self) -> list[tuple[int, int]]:
-        most_pixels = self.ingress.link.settings.max_image_pixels
-        return [measured(image, self.terms.client_lease, most_pixels) for image in self.images]
+        return self.ingress.link.sizes(self.images, self.terms)
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
         served = self.served[model]
@@ -77,11 +76,10 @@ class _Request:
         async def ask(portions: Sequence[Sequence[Part]]) -> list[list[dict[str, Any]]]:
             answers = []
             for portion in portions:
-                contents = [
-                    Regions(self.images[number], [region for _, region in of_image])
-                    for number, of_image in groupby(portion, key=itemgetter(0))
-                ]
-                answer = await computed(ingress, served, contents, self.terms, options=self.options)
+                groups = [(number, [*group]) for number, group in groupby(portion, key=itemgetter(0))]
+                contents = [Regions(self.images[number], [region for _, region in group]) for number, group in groups]
+                numbers = [number for number, _ in groups] if len(self.images) > 1 else ()
+                answer = await computed(ingress, served, contents, self.terms, options=self.options, numbers=numbers)
                 answers.append(self._taken(answer))
             return answers
 

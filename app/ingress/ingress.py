@@ -21,7 +21,7 @@ import msgspec
 from app import clock
 from app.access.access import Access, ClientLease, ClientLimits
 from app.config import Settings
-from app.errors import ClientLeftError, ServiceError, shutting_down
+from app.errors import ClientLeftError, ServiceError, of_image, shutting_down
 from app.ingress.budget import Budget, Lease, Trim
 from app.ingress.context import Interruption, RequestContext, interrupted_at
 from app.ingress.converter import Converter
@@ -76,14 +76,20 @@ class Items(msgspec.Struct, Generic[T]):
     options: Options | TensorOptions
     answer: Callable[[Result], Awaitable[T]] | None
 
-    async def run(self, contents: Sequence[Content]) -> list[T]:
-        """Compute all items concurrently, all or nothing. Raises ServiceError; cancelled, they leave their queue."""
+    async def run(self, contents: Sequence[Content], numbers: Sequence[int] = ()) -> list[T]:
+        """Compute all items concurrently, all or nothing. `numbers`: of the images in a request of several.
+
+        Raises ServiceError; cancelled, they leave their queue.
+        """
         submitted: list[Token] = []
-        for content in contents:
+        of: list[int] = []
+        for place, content in enumerate(contents):
             submitted += self.replies.submit(self.room, content, self.options, len(submitted))
-        if len(submitted) == 1:
+            of += [*numbers[place : place + 1]] * (len(submitted) - len(of))
+        if len(submitted) == 1 and not of:
             return [await self._run_one(submitted[0], 0)]
-        return await all_or_nothing([self._run_one(each, position) for position, each in enumerate(submitted)])
+        runs = [self._run_one(each, position) for position, each in enumerate(submitted)]
+        return await all_or_nothing(list(map(_named, of, runs)) if of else runs)
 
     async def _run_one(self, submitted: Token, position: int) -> T:
         token, future = submitted
@@ -133,6 +139,13 @@ class Items(msgspec.Struct, Generic[T]):
     def _too_late(self) -> ServiceError:
         self.room.served.metrics.expired["postprocess"].inc()
         return too_late()
+
+
+async def _named(number: int, run: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await run
+    except ServiceError as error:
+        raise of_image(number, error) from None
 
 
 async def all_or_nothing(answers: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -59,7 +59,8 @@ def predict(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
         )
-    return computed(ingress, served, images, terms, options=options, finish=finish)
+    numbers = range(len(images)) if len(images) > 1 else ()
+    return computed(ingress, served, images, terms, options=options, finish=finish, numbers=numbers)
 
 
 async def computed(
@@ -70,8 +71,12 @@ async def computed(
     *,
     options: Options,
     finish: Finish = PixelModel.postprocess,
+    numbers: Sequence[int] = (),
 ) -> Answer:
-    """Return the results of `finish` for images and parts of images, all or nothing. Raises ServiceError."""
+    """Return the results of `finish` for images and parts of images, all or nothing; `numbers`: as of Items.run.
+
+    Raises ServiceError.
+    """
 
     async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:
         # The worker's own model: after a hand-over the labels may be others than when the image came.
@@ -87,5 +92,5 @@ async def computed(
 
     count = sum([len(each.regions) if isinstance(each, Regions) else 1 for each in contents])
     with ingress.link.reserve(served, count, terms) as room:
-        answers = await Items(ingress.replies, room, options, answer).run(contents)
+        answers = await Items(ingress.replies, room, options, answer).run(contents, numbers)
     return Answer([made for made, _, _ in answers], answers[-1][1], any([large for _, _, large in answers]))  # noqa: C419 - faster

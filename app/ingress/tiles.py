@@ -35,7 +35,7 @@ async def predict_tiled(
         raise invalid_request(f"{model.name} finds no objects: tiles are of no use for it")
     if options.masks not in ("polygon", "none"):
         raise invalid_request("with tiles, masks are answered as polygons")
-    sizes = [measured(image, terms.client_lease, ingress.link.settings.max_image_pixels) for image in images]
+    sizes = ingress.link.sizes(images, terms)
     regions = [_regions(tiling, width, height) for width, height in sizes]
     count = sum(map(len, regions))
     if count > most:
@@ -44,7 +44,8 @@ async def predict_tiled(
             "ask for larger tiles, or start the service with a larger --max-images"
         )
     contents = [Regions(image, places) for image, places in zip(images, regions, strict=True)]
-    answer = await computed(ingress, served, contents, terms, options=options)
+    numbers = range(len(images)) if len(images) > 1 else ()
+    answer = await computed(ingress, served, contents, terms, options=options, numbers=numbers)
     left = iter(answer.predictions)
     predictions = []
     for (width, height), places in zip(sizes, regions, strict=True):

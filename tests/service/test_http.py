@@ -144,7 +144,8 @@ def test_a_body_that_is_no_good_image(client, what):
 
 def test_one_bad_image_of_several_fails_the_request_and_nothing_else(client):
     files = [("file", ("a.jpg", PHOTO)), ("file", ("b.jpg", b"<html>")), ("file", ("c.jpg", PHOTO))]
-    assert_error(client.post(PREDICT, files=files), 422, "INVALID_IMAGE")
+    for path in (PREDICT, f"{DETECT}?tile=320"):
+        assert assert_error(client.post(path, files=files), 422, "INVALID_IMAGE").startswith("image 1: ")
     assert client.post(PREDICT, content=PHOTO, headers=JPEG).status_code == 200
 
 

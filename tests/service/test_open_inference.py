@@ -258,7 +258,8 @@ def test_a_header_length_that_lies(client, length):
 def test_what_is_refused_with_another_code(client):
     assert "version 1" in assert_error(client.get(f"{RESNET}/versions/2"), 404, "MODEL_NOT_FOUND")
     assert_error(infer_images(client, RESNET, PHOTO[:1000]), 422, "INVALID_IMAGE")
-    assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
+    refused = assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
+    assert refused.startswith("image 1: ")
     assert_error(client.post("/v2/models/nobody/infer", json={}), 404, "MODEL_NOT_FOUND")
     assert_error(client.post(f"{RESNET}/infer", content=bytes(21 * 2**20)), 413, "BODY_TOO_LARGE")
 

@@ -80,7 +80,9 @@ def test_it_is_a_model_in_every_protocol(client):
     assert described["platform"] == "ensemble"
     assert [each["name"] for each in described["outputs"]] == ["predictions"]
     refused = client.post("/v1/models/shapes:predict", content=b"no image", headers=JPEG)
-    assert refused.json()["code"] == "INVALID_IMAGE"
+    assert (refused.json()["code"], refused.json()["error"][:5]) == ("INVALID_IMAGE", "this ")
+    files = [("file", ("a.jpg", IMAGE.read_bytes())), ("file", ("b.jpg", b"no image"))]
+    assert client.post("/v1/models/shapes:predict", files=files).json()["error"].startswith("image 1: ")
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES",
               "data": [base64.b64encode(IMAGE.read_bytes()).decode()]}  # fmt: skip
     answer = client.post("/v2/models/shapes/infer", json={"inputs": [tensor]})
