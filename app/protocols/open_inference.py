@@ -150,7 +150,8 @@ def _images(
     if tensor.name not in names:
         hint = "; --compat triton has the service take it" if tensor.name == INPUT else ""
         raise invalid_request(f"{model.name} has no input {tensor.name!r}; it takes {' or '.join(names)}{hint}")
-    if tensor.shape and tensor.shape[0] > most:  # Before any of them is made.
+    is_batch = tensor.shape[1:] in ((), (1,)) if tensor.name == IMAGE else len(tensor.shape) == 4
+    if tensor.shape and is_batch and tensor.shape[0] > most:  # Before any of them is made.
         raise invalid_request(f"{tensor.shape[0]} images are more than the {most} a request may hold")
     found: Sequence[Encoded | Frame]
     if tensor.name == IMAGE:
