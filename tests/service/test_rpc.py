@@ -147,6 +147,8 @@ def test_errors_have_the_status_of_their_code(channel):
 def test_deadlines_of_the_call_and_of_the_request(channel, client):
     expected = {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
     assert refused(lambda: infer(channel, image_request(PHOTO), timeout=0.001))[0] in expected
+    soon = (("x-timeout-ms", "0.001"),)
+    assert refused(lambda: infer(channel, image_request(PHOTO), metadata=soon))[0] in expected
     late = image_request(PHOTO)
     late.parameters["timeout"].int64_param = 1
     assert refused(lambda: infer(channel, late))[0] in expected
