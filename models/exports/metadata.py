@@ -212,8 +212,8 @@ def read_sidecar(file: Path, stated: str = "") -> Sidecar | None:
         )
     if implied.get("task") == "segment_semantic" and len(implied.get("labels", "")) == 1 and "scores" not in own:
         raise WeightsError(
-            f"{library_files.CONFIG} beside {file.name} has one label, which transformers answers for all pixels: state "
-            f'{{"scores": "logits"}} in {file.stem}.json if it is a sigmoid\'s, and pixels under 0.5 are the background.'
+            f"{library_files.CONFIG} beside {file.name} has one label, which transformers answers everywhere: state "
+            f'{{"scores": "logits"}} in {file.stem}.json if it is a sigmoid\'s, and pixels under 0.5 are background.'
         )
     if given is not None and not implied:
         return given

@@ -11,14 +11,18 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from anychip_tools.prediction import files
+from anychip_tools.prediction.drawing import draw
 from anychip_tools.prediction.files import COLUMNS, FileOutcome, ImageSource, Journal, convert, find_images, read_lines
 from app.arguments import CommandError
 from app.cli import main
+from models.tasks.instances import written
 
 ROOT = Path(__file__).parents[2]
 NULL = ("--weights", "random", "--device", "null", "--engine", "auto", "--precision", "auto")
@@ -144,6 +148,22 @@ def test_coco_holds_masks_turned_boxes_and_points_and_is_written_whole_or_not(tm
         convert(tmp_path / "other.jsonl", tmp_path / "out.json")
     assert (tmp_path / "out.json").read_bytes() == whole
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_masks_are_drawn_in_every_form_and_what_a_form_has_no_place_for_is_named(tmp_path):
+    file = image(tmp_path / "a.png", (80, 60))
+    part = np.zeros((12, 20), np.uint8)
+    part[2:9, 3:15] = 1
+    for form in ("rle", "png"):
+        [mask] = written(form, [(part, 8, 30)], 80, 60)
+        found = {"label": "cat", "score": 0.5, "classes": [{"label": "tabby"}], "mask": mask}
+        drawn = np.array(Image.open(draw(file.read_bytes(), {"detections": [found]}, tmp_path / "drawn.png")))
+        changed = (drawn != np.array(Image.open(file)))[25:].any(2)
+        assert (changed == (np.pad(part, ((5, 18), (8, 52))) > 0)).all(), form
+    with Journal(tmp_path / "out.jsonl", "m", resume=False) as journal:
+        journal.write(outcome("a.jpg", {**DETECTION, **found}), "w")
+    assert files.left_out(tmp_path / "out.jsonl", Path("out.csv")) == ["classes", "mask"]
+    assert files.left_out(tmp_path / "out.jsonl", Path("out.json")) == ["classes"]
 
 
 def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):

@@ -260,8 +260,8 @@ def test_what_is_refused_with_another_code(client):
     assert_error(infer_images(client, RESNET, PHOTO[:1000]), 422, "INVALID_IMAGE")
     refused = assert_error(infer_images(client, RESNET, PHOTO, b"<html>"), 422, "INVALID_IMAGE")
     assert refused.startswith("image 1: ")
-    alone = binary(RESNET, {"inputs": [{**GOOD, "shape": GOOD["shape"][1:], "parameters": {"binary_data_size": 150528}}]},
-                   bytes(150528), post=client.post)  # fmt: skip
+    alone = {**GOOD, "shape": GOOD["shape"][1:], "parameters": {"binary_data_size": 150528}}
+    alone = binary(RESNET, {"inputs": [alone]}, bytes(150528), post=client.post)
     assert "must have the shape [n, 224, 224, 3], not [224, 224, 3]" in assert_error(alone, 400, "INVALID_REQUEST")
     assert_error(client.post("/v2/models/nobody/infer", json={}), 404, "MODEL_NOT_FOUND")
     assert_error(client.post(f"{RESNET}/infer", content=bytes(21 * 2**20)), 413, "BODY_TOO_LARGE")

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from anychip_tools.prediction.files import run_lengths
+
 Prediction = Mapping[str, Any]
 """Entry of "predictions" (docs/api.md), from postprocessing or from JSON."""
 
-_PLACES = {"box", "corners", "segments", "keypoints"}
+_PLACES = {"box", "corners", "segments", "keypoints", "mask"}
 _GOLDEN_RATIO = 0.618034  # Steps of it around the colour circle keep neighbouring classes apart.
 _LEAST_KEYPOINT_SCORE = 0.3
 _OPACITY = 0.6  # Opacity of a map over the image.
@@ -33,6 +35,9 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
         colour = _colour(found.get("class_id", 0))
         for outline in filter(lambda each: len(each) > 1, found.get("segments") or ()):
             canvas.polygon([*map(tuple, outline)], fill=(*colour, 90), outline=colour, width=line)
+        if found.get("mask"):
+            mask = _mask(found["mask"]).resize(image.size, Image.Resampling.NEAREST)
+            image.paste(colour, (0, 0), mask)
         turned = [*map(tuple, found.get("corners") or ())]
         if turned:
             canvas.polygon(turned, outline=colour, width=line)
@@ -45,7 +50,7 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
         corner = (found["box"]["x1"], found["box"]["y1"]) if "box" in found else (turned or [(0.0, 0.0)])[0]
         second = f": {found['classes'][0]['label']}" if found.get("classes") else ""
         label = next((each for each in found.values() if isinstance(each, str)), "")
-        text = f"{label}{second} {found['score']:.2f}"
+        text = f"{label}{second} {found.get('score', found.get('share')):.2f}"
         canvas.rectangle(canvas.textbbox(corner, text, font=font), fill=colour)
         canvas.text(corner, text, fill="black", font=font)
     values = "\n".join(f"{name} {value:.4g}" for name, value in prediction.get("values", {}).items())
@@ -55,6 +60,19 @@ def draw(encoded: bytes, prediction: Prediction, target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     image.save(target)
     return target
+
+
+def _mask(mask: Mapping[str, Any]) -> Image.Image:
+    """Return a mask in either form (docs/answers.md) as the opacity of its colour."""
+    height, width = mask["size"]
+    if "png" in mask:
+        whole = Image.new("L", (width, height))
+        whole.paste(Image.open(io.BytesIO(base64.b64decode(mask["png"]))), (mask["x"], mask["y"]))
+    else:
+        runs = run_lengths(mask["counts"])
+        flags = np.repeat(np.arange(len(runs)) % 2, runs).reshape(width, height).T
+        whole = Image.fromarray(flags.astype(np.uint8))
+    return whole.point(lambda level: 90 if level else 0)
 
 
 def _map(prediction: Prediction) -> Image.Image | None:

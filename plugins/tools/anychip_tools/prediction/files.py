@@ -30,6 +30,9 @@ COCO = ".json"
 COLUMNS = ("file", "width", "height", "label", "class_id", "score", "x1", "y1", "x2", "y2", "error")
 """Columns of a table with one row a box, class, area (its share is the score) or value. An image with none, or one
 that failed, has one row without them."""
+_IN_LINE = {"file", "model", "weights", "error", "width", "height", "detections", "classes", "areas", "values"}
+_IN_TABLE = {"label", "class_id", "score", "share", "area", "box"}
+_IN_COCO = {*_IN_TABLE, "segments", "mask", "corners", "keypoints"}
 _ROWS_AT_A_TIME = 20_000
 _FLUSHED_EVERY_S = 0.2
 
@@ -187,6 +190,16 @@ def convert(journal: Path, target: Path) -> None:
         unfinished.unlink(missing_ok=True)
 
 
+def left_out(journal: Path, target: Path) -> list[str]:
+    """Return the names in a journal's answers for which the form of `target` has no place."""
+    names: set[str] = set()
+    for line in read_lines(journal):
+        names |= line.keys() - _IN_LINE
+        for each in line.get("detections") or line.get("classes") or line.get("areas") or ():
+            names |= each.keys() - (_IN_COCO if target.suffix.lower() == COCO else _IN_TABLE)
+    return sorted(names)
+
+
 def check_boxes(prediction: Line) -> None:
     """Raise CommandError for an answer that COCO JSON cannot hold."""
     if "detections" not in prediction:
@@ -290,25 +303,28 @@ def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, An
 
 
 def _area(segmentation: Mapping[str, Any] | Sequence[Sequence[float]]) -> float:
-    """Return the pixels of a mask, or the area within polygons, each [x, y, x, y, ...].
-
-    A mask's `counts` are as pycocotools writes them: letters of five bits, each count after the third as the difference
-    to the one before the last.
-    """
+    """Return the pixels of a mask, or the area within polygons, each [x, y, x, y, ...]."""
     if not isinstance(segmentation, Mapping):
         outlines = [[*zip(each[::2], each[1::2], strict=True)] for each in segmentation]
         sides = (zip(each, (*each[1:], each[0]), strict=True) for each in outlines)
         return round(sum(abs(sum(x * v - u * y for (x, y), (u, v) in of_one)) for of_one in sides) / 2, 2)
+    return float(sum(run_lengths(segmentation["counts"])[1::2]))
+
+
+def run_lengths(text: str) -> list[int]:
+    """Read a mask's `counts` as pycocotools writes them: letters of five bits, each count after the third as the
+    difference to the one before the last.
+    """
     counts: list[int] = []
     value = bits = 0
-    for letter in segmentation["counts"].encode():
+    for letter in text.encode():
         value |= (letter - 48 & 0x1F) << bits
         bits += 5
         if not letter - 48 & 0x20:
             value -= (letter - 48 & 0x10) << bits - 4
             counts.append(value + (counts[-2] if len(counts) > 2 else 0))
             value = bits = 0
-    return float(sum(counts[1::2]))
+    return counts
 
 
 def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
