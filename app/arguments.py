@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -40,7 +41,7 @@ def add_settings(parser: argparse._ActionsContainer, names: Sequence[str]) -> No
 def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
     """Read a command's settings: from the command line, then `overrides`, then environment, file and defaults.
 
-    Raises pydantic's ValidationError, CommandError for a file that is no TOML.
+    Raises pydantic's ValidationError, CommandError for a file that is no TOML or a folder that is not there.
     """
     given: dict[str, str] = {
         name.removeprefix("setting_"): value
@@ -48,8 +49,11 @@ def read_settings(parsed: argparse.Namespace, **overrides: str) -> Settings:
         if name.startswith("setting_") and value is not None
     }
     try:
-        return Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
+        settings = Settings(**{**overrides, **given})  # type: ignore[arg-type]  # pydantic reads every type from text.
     except ValidationError:
         raise
     except ValueError as error:  # Of the file's TOML, or of its bytes.
         raise CommandError(f"{CONFIG_FILE} is no TOML in UTF-8: {error}") from None
+    if settings.calibrate and not Path(settings.calibrate).is_dir():  # Not in Settings: children read theirs later.
+        raise CommandError(f"--calibrate {settings.calibrate} is no folder")
+    return settings

@@ -17,6 +17,7 @@ RANDOM = ("--weights", "random", "--engine", "eager", "--precision", "fp32")
         (["predict", "resnet18", "missing.jpg", *RANDOM], "missing.jpg"),
         (["predict", "resnet18", __file__, *RANDOM], "not an image"),
         (["predict", "resnet18", PHOTO, "--device", "cup", "--weights", "random"], "cpu"),
+        (["predict", "resnet18", PHOTO, "--calibrate", "/nope", "--weights", "random"], "/nope is no folder"),
         (["weights", "verify"], "nothing in"),
         (["weights", "fetch", "nonsense"], "nonsense"),
         (["weights", "convert", "missing.pth", "out.safetensors"], "missing.pth"),
