@@ -35,13 +35,15 @@ _MAX_BLOCKS = 20_000
 _BMP_COMPRESSIONS = (0, 3, 6)
 """Compressions: none, and the colours' bit masks without (BI_BITFIELDS) and with alpha (BI_ALPHABITFIELDS)."""
 
-_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I"}
+_NUMBERS = {3: "H", 4: "I", 5: "II", 6: "b", 8: "h", 9: "i", 10: "ii", 11: "f", 12: "d", 13: "I", 16: "Q"}
 """TIFF types of an orientation, as Pillow reads them: SHORT, which EXIF says, LONG, which some cameras write, and all
 other numbers, fractions too. Pillow takes a BYTE for text, and does not turn the image."""
+_SIZES = {1: 1, 2: 1, 7: 1, **{kind: struct.calcsize(f"<{form}") for kind, form in _NUMBERS.items()}}
+"""Bytes of a value of each TIFF type; of others Pillow reads nothing."""
 _EXIF = b"Exif\0\0"
 XMP = b"http://ns.adobe.com/xap/1.0/\0"
-_XMP_TEXT = b"XML:com.adobe.xmp\0\0"
-_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')
+_XMP_TEXT = b"XML:com.adobe.xmp\0"
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type exif\0\0"}
 """EXIF data in hexadecimal, as ImageMagick writes them into a PNG; zTXt has a byte for its compression."""
 _MAX_PROFILE, _MAX_XMP = 1 << 17, 1 << 18
@@ -173,7 +175,7 @@ def check_pixels(header: Header, limit: int) -> None:
 
 def _read_jpeg(view: memoryview) -> _Stored:
     """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is an APP1 segment, and so is XMP."""
-    at, orientation, xmp, size = 2, -1, -1, (0, 0)
+    at, orientation, xmp, size = 2, -1, view[:0], (0, 0)
     for _ in range(_MAX_SEGMENTS):
         begin, marker, length = _SEGMENT.unpack_from(view, at)
         if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
@@ -188,8 +190,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
             segment = view[at + 4 : at + 2 + length]
             if orientation < 0 and segment[:6] == _EXIF:
                 orientation = exif_orientation(segment)
-            elif xmp < 0 and segment[: len(XMP)] == XMP:
-                xmp = _xmp_orientation(segment)
+            elif segment[: len(XMP)] == XMP:
+                xmp = segment
         elif marker in _START_OF_FRAME and not any(size):
             bits, height, width = unpack_from(">BHH", view, at + 4)
             if marker in _HIERARCHICAL:
@@ -202,7 +204,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")
-    return *size, max(orientation, 0) or max(xmp, 0) or 1
+    return *size, max(orientation, 0) or _xmp_orientation(xmp) or 1
 
 
 def _read_png(view: memoryview) -> _Stored:
@@ -210,7 +212,7 @@ def _read_png(view: memoryview) -> _Stored:
     length, kind, width, height = unpack_from(">I4sII", view, 8)
     if (length, kind) != (13, b"IHDR"):
         raise InvalidImageError("the PNG does not start with its header chunk")
-    at, exif, profile, xmp = 33, 0, -1, -1  # The first profile and the first XMP alone: each takes time.
+    at, exif, profile, xmp, is_packed = 33, -1, view[:0], view[:0], False
     for _ in range(_MAX_SEGMENTS):
         if at + 8 > len(view):
             break
@@ -219,12 +221,13 @@ def _read_png(view: memoryview) -> _Stored:
         key = _PROFILES.get(kind, b"")
         if kind == b"eXIf":
             exif = exif_orientation(content)
-        elif key and profile < 0 and content[: len(key)] == key:
-            profile = _profile_orientation(content[len(key) :], kind == b"zTXt")
-        elif kind == b"iTXt" and xmp < 0 and content[: len(_XMP_TEXT)] == _XMP_TEXT:
-            xmp = _xmp_orientation(content)
+        elif key and content[: len(key)] == key:  # The last one counts, and is read alone: it takes time.
+            profile, is_packed = content[len(key) :], kind == b"zTXt"
+        elif kind == b"iTXt" and content[: len(_XMP_TEXT)] == _XMP_TEXT:
+            xmp = content[len(_XMP_TEXT) :]
         at += 12 + length
-    return width, height, exif or max(profile, 0) or max(xmp, 0) or 1
+    stated = _profile_orientation(profile, is_packed) if exif < 0 else exif
+    return width, height, stated or _xmp_orientation(_unpacked(xmp)) or 1
 
 
 def _read_webp(view: memoryview) -> _Stored:
@@ -297,21 +300,30 @@ def _read_gif(view: memoryview) -> _Stored:
 
 
 def exif_orientation(exif: memoryview) -> int:
-    """Return the orientation tag of EXIF data (a TIFF directory), 0 if it is absent, 1 if it makes no sense."""
-    exif = exif[6:] if exif[:6] == _EXIF else exif
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
-    if order is None:
-        return 0
+    """Return the orientation tag of EXIF data (a TIFF directory), 0 if Pillow finds none, 1 if it makes no sense."""
+    for _ in range(2):
+        exif = exif[6:] if exif[:6] == _EXIF else exif
+    order = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}.get(bytes(exif[:4]))
+    if order is None or len(exif) < 8:  # Pillow then reads no XMP either.
+        return min(len(exif), 1)
+    total, seen = 0, set[int]()
     try:
         (directory,) = unpack_from(f"{order}I", exif, 4)
         (count,) = unpack_from(f"{order}H", exif, directory)
         for entry in range(min(count, _MAX_SEGMENTS)):
             at = directory + 2 + 12 * entry
-            tag, kind = unpack_from(f"{order}HH", exif, at)
+            tag, kind, number, place = unpack_from(f"{order}HHII", exif, at)
+            size = number * _SIZES.get(kind, 0) * (tag not in seen)
+            total += size if size > 4 else 0
+            if not size or (size > 4 and total > len(exif)):
+                continue
+            if size > 4 and place + size > len(exif):  # Pillow reads no further, whatever follows.
+                break
+            seen.add(tag)
             if tag == 0x0112:
-                number = struct.Struct(f"{order}{_NUMBERS.get(kind, 'x')}")
-                at = at + 8 if number.size <= 4 else unpack_from(f"{order}I", exif, at + 8)[0]
-                value, divisor = (*number.unpack_from(exif, at), 1, 1)[:2] if kind in _NUMBERS else (0, 1)
+                form = struct.Struct(f"{order}{_NUMBERS.get(kind, 'x')}")
+                found = form.unpack_from(exif, place if size > 4 else at + 8)
+                value, divisor = (*found, 1, 1)[:2] if found else (0, 1)
                 return next((each for each in range(1, 9) if each * divisor == value), 1)
     except struct.error:
         pass
@@ -321,7 +333,18 @@ def exif_orientation(exif: memoryview) -> int:
 def _xmp_orientation(xmp: memoryview) -> int:
     """Return the orientation that XMP data state, 0 if there is none; it counts where EXIF states none."""
     found = _XMP_ORIENTATION.search(xmp[:_MAX_XMP])
-    return int(found[1]) if found else 0
+    return (int(found[1]) if found[1] in b"12345678" else 1) if found else 0
+
+
+def _unpacked(text: memoryview) -> memoryview:
+    """Return the content of a PNG's iTXt chunk behind its key: it may be compressed."""
+    if not text or not text[0]:
+        return text
+    try:
+        packed = bytes(text[2:_MAX_XMP]).split(b"\0", 2)[2] if text[1] == 0 else b""
+        return memoryview(zlib.decompressobj().decompress(packed, _MAX_XMP))
+    except (zlib.error, IndexError):
+        return text[:0]
 
 
 def _profile_orientation(profile: memoryview, is_packed: bool) -> int:

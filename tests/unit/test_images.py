@@ -321,12 +321,31 @@ TURNED = {
     "after a name": _with_chunk(chunk(b"eXIf", b"Exif\0\0" + _EXIF)),
     "after the image": KINDS["PNG"][:-12] + chunk(b"eXIf", _EXIF) + KINDS["PNG"][-12:],
     "XMP in JPEG": KINDS["JPEG"][:2] + _IN_XMP + KINDS["JPEG"][2:],
+    "XMP beside broken EXIF in JPEG": KINDS["JPEG"][:2] + b"\xff\xe1\0\x0cExif\0\0II*\0" + _IN_XMP + KINDS["JPEG"][2:],
     "before the scan": KINDS["JPEG"].replace(
         b"\xff\xda", b"\xff\xe1" + struct.pack(">H", 8 + len(_EXIF)) + b"Exif\0\0" + _EXIF + b"\xff\xda", 1
     ),
     "XMP in PNG": _with_chunk(_XMP_CHUNK),
     "XMP in WebP": encode(sample_image(), "WEBP", lossless=True, xmp=XMP),
     "XMP beside EXIF": _with_chunk(_XMP_CHUNK + chunk(b"eXIf", tiff("<", 3, "H", 3))),
+    "XMP, packed": _with_chunk(chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(XMP))),
+    "XMP twice": _with_chunk(_XMP_CHUNK + chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP.replace(b"6", b"3"))),
+    "XMP of 0": _with_chunk(chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP.replace(b"6", b"0") + XMP)),
+    **{
+        f"XMP beside {name}": _with_chunk(_XMP_CHUNK + chunk(b"eXIf", exif))
+        for name, exif in {
+            "none of a value": tiff("<", 3, "H", 3)[:14] + bytes(4) + tiff("<", 3, "H", 3)[18:],
+            "an unknown type": tiff("<", 99, "H", 3),
+            "a cut directory": _EXIF[:15],
+            "a directory that is elsewhere": _EXIF[:4] + b"\xff" * 4 + _EXIF[8:],
+            "values that are elsewhere": tiff("<", 3, "H", 3)[:14] + struct.pack("<II", 3, 4000) + bytes(4),
+            "three values": _EXIF[:14] + struct.pack("<II4x3H", 3, 26, 8, 1, 1),
+            "another beginning": tiff("<", 3, "H", 3).replace(b"II*\0", b"II\0*"),
+        }.items()
+    },
+    "ImageMagick beside EXIF without": _with_chunk(
+        chunk(b"tEXt", b"Raw profile type exif\0" + _PROFILE) + chunk(b"eXIf", _EXIF.replace(b"\x12\1", b"\x13\1"))
+    ),
     "ImageMagick": _with_chunk(chunk(b"tEXt", b"Raw profile type exif\0" + _PROFILE)),
     "ImageMagick, packed": _with_chunk(chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(_PROFILE))),
 }
