@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import webbrowser
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,16 +229,12 @@ def _devices(parsed: argparse.Namespace) -> int:
     simulated.configure(settings.simulate, "", settings.cache_dir.expanduser())
     rows = checked()
     if parsed.json:
-        _print_rows(rows)
+        print(json.dumps([vars(row) for row in rows], indent=2, default=str))
     else:
         for row in sorted(rows, key=lambda row: row.here, reverse=True):
             status = "PASS" if row.ok else "FAIL" if row.here else "not here"
             print(f"{status}  {row.device:{18 - len(status)}}{row.vendor:17}{row.detail}")
     return 0 if any(row.ok for row in rows) else 1
-
-
-def _print_rows(rows: Iterable[object]) -> None:
-    print(json.dumps([vars(row) for row in rows], indent=2, default=str))
 
 
 def _promote(parsed: argparse.Namespace) -> None:
@@ -272,7 +268,8 @@ def _weights(parsed: argparse.Namespace) -> int:
         return 0
     settings = read_settings(parsed)
     directory, mirror = settings.weights_dir, settings.weights_mirror or None
-    cached = weights.cached_files(directory)
+    paths = {name: directory / weights.official_source(name).name for name in weights.PUBLISHED}
+    cached = {name: path for name, path in paths.items() if path.is_file()}
     if parsed.action == "fetch":
         from models import fetched, parse_spec
         from models.addresses import is_elsewhere
@@ -284,15 +281,18 @@ def _weights(parsed: argparse.Namespace) -> int:
                 continue
             print(weights.official_file(name, directory, allow_download=True, mirror=mirror))
     elif parsed.action == "verify":
-        names = parsed.models or [file.architecture for file in cached]
+        names = parsed.models or [*cached]
         if not names:
             raise CommandError(f"there is nothing in {directory} to verify; anychip weights fetch MODEL downloads")
         for name in names:
             print(f"{weights.official_file(name, directory, allow_download=False)}: OK")
     elif parsed.json:
-        _print_rows(cached)
+        rows = [
+            {"architecture": name, "path": path, "size_bytes": path.stat().st_size} for name, path in cached.items()
+        ]
+        print(json.dumps(rows, indent=2, default=str))
     else:
-        for file in cached:
-            print(f"{file.architecture:20} {file.size_bytes / 1e6:8.1f} MB  {file.path}")
+        for name, path in cached.items():
+            print(f"{name:20} {path.stat().st_size / 1e6:8.1f} MB  {path}")
         print(f"{len(cached)} files in {directory}; anychip weights fetch MODEL adds one")
     return 0

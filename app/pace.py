@@ -1,7 +1,4 @@
-"""A token bucket: it limits how often something may be begun.
-
-Owns: the arithmetic. Must not know what is begun; the clock is a parameter, in seconds.
-"""
+"""A token bucket: how often something may be begun. Must not know what; the clock is a parameter, in seconds."""
 
 from __future__ import annotations
 

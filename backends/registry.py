@@ -1,7 +1,4 @@
-"""Registry of backends, those of other packages included: their order, the choice of one, and the report.
-
-Must not know what a vendor's software is called.
-"""
+"""Registry of backends, other packages' included: order, choice, report. Must not know names of vendors' software."""
 
 from __future__ import annotations
 

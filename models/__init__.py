@@ -1,7 +1,4 @@
-"""Models: architecture, weights, preprocessing, postprocessing, labels. No HTTP, no device names.
-
-Owns: the names the rest of anychip may use.
-"""
+"""Models: architecture, weights, preprocessing, postprocessing, labels. No HTTP, no device names."""
 
 import pkgutil
 from typing import TYPE_CHECKING, Any

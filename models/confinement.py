@@ -260,7 +260,11 @@ def python_files() -> list[Path]:
             given.update(_installed_in(entry))
     for place in sorted({Path(each) for name in _needed() for each in _places(name)}):
         if given.isdisjoint((place, *place.parents)):
-            given.update(_modules_in(place) if _is_project(place) else [place])
+            # Some projects declare all that they have to be one package.
+            is_project = str(place) in map(os.path.abspath, sys.path) or any(
+                (place / each).exists() for each in _PROJECT
+            )
+            given.update(_modules_in(place) if is_project else [place])
     return [*found, *sorted(given.difference(found))]
 
 
@@ -276,11 +280,6 @@ def _modules_in(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [each for each in folder.iterdir() if each.suffix in _MODULES or (each / "__init__.py").is_file()]
     return []
-
-
-def _is_project(folder: Path) -> bool:
-    """Return True if a folder is more than a package; some projects declare all of theirs to be one."""
-    return any((folder / name).exists() for name in _PROJECT) or str(folder) in map(os.path.abspath, sys.path)
 
 
 def _needed() -> set[str]:

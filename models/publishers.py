@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -94,21 +94,6 @@ def official_file(architecture: str, cache_directory: Path, allow_download: bool
     if not allow_download:
         raise WeightsNotFoundError(f"{path} is not there and downloads are off; {remedy}")
     return downloaded(replace(source, remedy=remedy), cache_directory)
-
-
-@dataclass(frozen=True)
-class CachedFile:
-    """Published weights in the cache."""
-
-    architecture: str
-    path: Path
-    size_bytes: int
-
-
-def cached_files(cache_directory: Path) -> list[CachedFile]:
-    """List the published weights in the cache, in the order of `PUBLISHED`."""
-    paths = ((name, cache_directory / official_source(name).name) for name in PUBLISHED)
-    return [CachedFile(name, path, path.stat().st_size) for name, path in paths if path.is_file()]
 
 
 def convert(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:

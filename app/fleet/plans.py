@@ -1,7 +1,4 @@
-"""Plans of workers, made from the settings: one plan per worker says what it loads.
-
-Must not know requests, nor how a worker is started.
-"""
+"""Plans of workers, from the settings: what each one loads. Must not know requests, nor how a worker is started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Models as the Open Inference Protocol shows them, and as Triton's clients and tools ask for them.
-
-The JSON forms are those of the gRPC messages, too.
-"""
+"""Models as the Open Inference Protocol and Triton's clients ask for them, in JSON in the form of gRPC's messages."""
 
 from __future__ import annotations
 

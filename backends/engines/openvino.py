@@ -62,7 +62,9 @@ class OpenVINOEngine(Engine):
         self, network: Network, device: str, precision: str, batch_sizes: tuple[int, ...], options: CompileOptions
     ) -> Executable:
         openvino = imported("openvino", how_to_install("cpu"))
-        _check_width(network)
+        for tensor in cast(TensorNetwork, network).inputs if is_packed(network) else ():
+            if (tensor.dtype.itemsize == 8 or tensor.dtype == np.uint32) and tensor.limits is None:
+                raise EngineRefusedError(f"it computes {tensor.dtype} in 32 bits: state the range of {tensor.name!r}")
         core = openvino.Core()
         able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if precision == "bf16" and "BF16" not in able:
@@ -289,13 +291,6 @@ def _traced(module: nn.Module, inputs: Sequence[Tensor]) -> Any:
         port.get_node().set_partial_shape(PartialShape(list(tensor.shape)))
     model.validate_nodes_and_infer_types()
     return model
-
-
-def _check_width(network: Network) -> None:
-    """Refuse an input of which the gate does not know the numbers, and which OpenVINO computes in 32 bits."""
-    for tensor in cast(TensorNetwork, network).inputs if is_packed(network) else ():
-        if (tensor.dtype.itemsize == 8 or tensor.dtype == np.uint32) and tensor.limits is None:
-            raise EngineRefusedError(f"it computes {tensor.dtype} in 32 bits: state the range of {tensor.name!r}")
 
 
 def _one_item(network: Network) -> list[tuple[str, Array]]:

@@ -177,7 +177,9 @@ class StreamedExecutable(Executable):
             with errors.translated_errors(self.device, self._silence):
                 yield
         except errors.DeviceLostError:
-            _never_freed([hosts, self._pinned])
+            # Kept past the interpreter's end: freeing pinned memory records an event, which fails on a lost device, and
+            # torch_npu then fails in a destructor, which ends the process: seen with 2.13 over a stub driver.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object([hosts, self._pinned]))
             raise
 
     def _silence(self) -> str:
@@ -218,15 +220,6 @@ def _event(module: Any) -> Any:
         return module.Event(blocking=True)
     except TypeError:  # A vendor's class without that choice.
         return module.Event()
-
-
-def _never_freed(pinned: list[list[Tensor]]) -> None:
-    """Keep pinned memory that a lost device's copies used until the process has ended, past the interpreter's end.
-
-    Freeing it records an event. That fails on a lost device, and torch_npu fails in a destructor, which ends the
-    process: seen with torch_npu 2.13 over a stub driver.
-    """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pinned))
 
 
 def copy_out(outputs: Sequence[Tensor], hosts: list[Tensor]) -> None:

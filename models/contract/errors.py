@@ -1,7 +1,4 @@
-"""Errors of models: each message is one plain sentence that says what to do.
-
-Must not know what raises them.
-"""
+"""Errors of models: each message is one plain sentence that says what to do. Must not know what raises them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Networks in their served form: of pixels, and of pixels that a client has normalised.
-
-Must not know an architecture.
-"""
+"""Networks in their served form: of pixels, and of pixels that a client has normalised. Must not know architectures."""
 
 from __future__ import annotations
 

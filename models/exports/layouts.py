@@ -119,7 +119,11 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
         first = first.squeeze(1) if how.class_map else first
         return tuple(each.contiguous() for each in (first, *outputs[1:]))
     if how.takes == "classes":
-        return (_logits(how, outputs[0].flatten(1)),)
+        given = outputs[0].flatten(1)  # Softmax or sigmoid, done by the task, are to give the network's scores.
+        if how.probabilities:
+            log = given.clamp_min(_LEAST_PROBABILITY).log()
+            given = log - (1 - given).clamp_min(_LEAST_PROBABILITY).log() if how.each or how.two_of_one else log
+        return (torch.cat((torch.zeros_like(given), given), dim=1) if how.two_of_one else given,)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
     if how.suppressed:  # The trial may have seen none of its scores: those that are none fail their image, as NaN does.
         scores = scores.masked_fill(scores > 1.01, torch.inf)  # 8 bits round.
@@ -214,14 +218,6 @@ def _check_scale(seen: Tensor) -> None:
             f"its scores are {least:.3g} to {most:.3g}, as a sigmoid's times {scale}: divide them by {scale} in the "
             'network, or state "scores": "logits"'
         )
-
-
-def _logits(how: Interpretation, given: Tensor) -> Tensor:
-    """Convert scores to [n, classes] whose softmax or sigmoid, done by the task, gives the network's scores."""
-    if how.probabilities:
-        log = given.clamp_min(_LEAST_PROBABILITY).log()
-        given = log - (1 - given).clamp_min(_LEAST_PROBABILITY).log() if how.each or how.two_of_one else log
-    return torch.cat((torch.zeros_like(given), given), dim=1) if how.two_of_one else given
 
 
 def _read_torchvision(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:

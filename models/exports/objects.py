@@ -59,7 +59,12 @@ def located(
     if how.logits >= 0 and all(_is_inside(outputs[how.logits]) for outputs in pictures):
         raise ValueError(f'the layout "{how.layout}" has logits, and its scores are in 0 to 1 already')
     if how.layout == "softmax" and not about.exporter:
-        _check_background(torch.cat([outputs[how.logits].argmax(2).flatten() for outputs in pictures]), how)
+        best = torch.cat([outputs[how.logits].argmax(2).flatten() for outputs in pictures])
+        if float((best == 0).float().mean()) > _MOSTLY and not bool((best == how.classes).any()):
+            raise ValueError(
+                f'the layout "{how.layout}" has "no object" as its last class, and most of its queries find the first '
+                "one, and none the last: let the network give logits[..., [*range(1, n), 0]]"
+            )
     if how.layout == "rtdetr" and not how.classes and not _are_whole(_classes(how, pictures)):
         how = replace(how, classes=2)  # [n, queries, 6] with a score for each of two classes.
     if about.scores is not None:
@@ -200,15 +205,6 @@ def _check_extent(how: Interpretation, boxes: Tensor, counted: Tensor, size: Siz
         seen = f"sides of {float(sides.min()):.3g} to {float(sides.max()):.3g}, and begin within {extent:.3g} pixels"
         remedy = _DECODED.get(how.layout, "let the network give pixels of its input")
         raise ValueError(f'the boxes of layout "{how.layout}" have {seen}: {remedy}')
-
-
-def _check_background(best: Tensor, how: Interpretation) -> None:
-    """Raise ValueError if the first slot, and never the last, is the `best` of most queries, as "no object" is."""
-    if float((best == 0).float().mean()) > _MOSTLY and not bool((best == how.classes).any()):
-        raise ValueError(
-            f'the layout "{how.layout}" has "no object" as its last class, and most of its queries find the first one, '
-            "and none the last: let the network give logits[..., [*range(1, n), 0]]"
-        )
 
 
 def _is_inside(values: Tensor) -> bool:

@@ -1,7 +1,4 @@
-"""A large image in tiles: their positions, and one answer from those of all tiles.
-
-Owns: this geometry, and suppression across seams. Must not know requests.
-"""
+"""A large image in tiles: their positions, and one answer, suppressed across seams. Must not know requests."""
 
 from __future__ import annotations
 

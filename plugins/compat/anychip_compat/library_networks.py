@@ -114,8 +114,9 @@ def _of_timm(timm: Any, file: Path, architecture: str, config: Mapping[str, Any]
     state = _own(timm, name, read(file).state)
     count = config["num_classes"] if "num_classes" in config else _class_count(timm, name, state)
     given = _settings_of_timm(timm, name, config.get("model_args") or {})
-    if not config and (channels := _channels(timm, name, state)) != _USUAL_CHANNELS:
-        given["in_chans"] = channels
+    first = None if config else _weight(timm, name, state, "first_conv")
+    if first is not None and first.ndim == 4 and first.shape[1] != _USUAL_CHANNELS:
+        given["in_chans"] = first.shape[1]
     network: nn.Module = timm.create_model(name, pretrained=False, **{"num_classes": count, **given})
     if by_itself and not is_wrapped:
         timm.models.load_checkpoint(network, str(file))
@@ -153,11 +154,6 @@ def _own(timm: Any, name: str, state: Mapping[str, Tensor]) -> Mapping[str, Tens
 def _class_count(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
     weight = _weight(timm, name, state, "classifier")
     return 0 if weight is None else len(weight)
-
-
-def _channels(timm: Any, name: str, state: Mapping[str, Tensor]) -> int:
-    weight = _weight(timm, name, state, "first_conv")
-    return _USUAL_CHANNELS if weight is None or weight.ndim != 4 else weight.shape[1]
 
 
 def _weight(timm: Any, name: str, state: Mapping[str, Tensor], kind: str) -> Tensor | None:

@@ -1,7 +1,4 @@
-"""`anychip top`: a running service in the terminal, live.
-
-Must not import the service: it may run on another machine.
-"""
+"""`anychip top`: a service in the terminal, live. Must not import the service: it may run on another machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Predictions for many images by a running service: `anychip predict --url`.
-
-Must not import the service: it may run on another machine.
-"""
+"""Predictions for many images by a running service. Must not import the service: it may run on another machine."""
 
 from __future__ import annotations
 
