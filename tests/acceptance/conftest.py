@@ -32,8 +32,6 @@ PATIENCE_S = 600
 
 @dataclass
 class Service:
-    """A service that was started and is ready."""
-
     process: subprocess.Popen[str]
     address: str
 
@@ -146,7 +144,6 @@ def _ready(process: subprocess.Popen[str], log: Path) -> str:
 
 @pytest.fixture(scope="session")
 def command() -> Path:
-    """Return the installed command under test."""
     found = Path(os.environ.get("ANYCHIP_TEST_COMMAND") or Path(sys.executable).with_name("anychip")).absolute()
     assert found.is_file(), f"{found} is not there: make install first, or name it in ANYCHIP_TEST_COMMAND"
     return found
@@ -161,7 +158,6 @@ def anychip(command: Path, tmp_path: Path) -> Anychip:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """Make an empty folder, to be the current one."""
     (tmp_path / "empty").mkdir()
     return tmp_path / "empty"
 

@@ -1,7 +1,4 @@
-"""Wheels, as `python -m build` makes them, in an environment of their own: for its user, and for another.
-
-The editable form, `make install`, is what all other tests here run.
-"""
+"""Wheels, as `python -m build` makes them, in an environment of their own: for its user, and for another."""
 
 from __future__ import annotations
 

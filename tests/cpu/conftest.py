@@ -24,7 +24,6 @@ def _warm_trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def cann(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cann]:
-    """Install the double of pyACL, as if torch_npu were not installed."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("PATH", variables()["PATH"])
     import acl  # type: ignore[import-not-found]

@@ -1,7 +1,4 @@
-"""The contract of backends, over every backend that answers here, each of its engines and each of its precisions.
-
-Not over the null device, which computes nothing: tests/simulated/test_null.py.
-"""
+"""The contract of backends, over every backend that answers here, each of its engines and each of its precisions."""
 
 from __future__ import annotations
 

@@ -300,7 +300,6 @@ def escaping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service
 
 
 def infer(service: ServiceProcess, model: str, numbers: list[float]) -> Any:
-    """Ask a model for its answer to four numbers."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": numbers}
     with service.client() as client:
         return client.post(

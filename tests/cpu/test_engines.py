@@ -1,7 +1,4 @@
-"""OpenVINO on a full disk and the memory that it leaves behind; what ONNX Runtime refuses.
-
-Answers of every engine: tests/cpu/test_backends.py.
-"""
+"""OpenVINO on a full disk and the memory that it leaves behind; what ONNX Runtime refuses."""
 
 from __future__ import annotations
 

@@ -197,7 +197,6 @@ class Writes:
 
 
 def changed(source, target, replaced, content):
-    """Copy an archive; replace one file, or add one, with `content`."""
     with zipfile.ZipFile(source) as before, zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as after:
         for name in before.namelist():
             if not name.endswith(replaced):

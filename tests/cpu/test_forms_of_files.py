@@ -1,7 +1,4 @@
-"""Exported networks as models: inputs that are not [n, 3, height, width] of floats, heads, torchvision's detectors.
-
-What is answered is what the network itself says, whatever its input and its head.
-"""
+"""Exported networks as models: inputs that are not [n, 3, height, width] of floats, heads, torchvision's detectors."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ class Network(nn.Module):
         self.last, self.scale, self.batch = last, scale, batch
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, 4]."""
         x = x.float() / self.scale if self.scale else x
         x = self.layer(x.permute(0, 3, 1, 2) if self.last else x).relu().amax((2, 3))
         logits: Tensor = self.head(x.reshape(self.batch, 8) if self.batch else x)
@@ -51,20 +47,16 @@ class Network(nn.Module):
 
 
 class Normalising(nn.Module):
-    """Normalises what another network gets."""
-
     def __init__(self, network: nn.Module, scale: float, shift: float) -> None:
         super().__init__()
         self.network, self.scale, self.shift = network, scale, shift
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [n, 4]."""
         found: Tensor = self.network(x * self.scale + self.shift)
         return found
 
 
 def exported(folder: Path, network: nn.Module, example: Tensor, suffix: str, sidecar: dict[str, Any], axes: Any) -> Any:
-    """Export a network to a file and open the file as a model."""
     file = folder / f"m{suffix}"
     network = network.eval().requires_grad_(False)
     if suffix == ".onnx":
@@ -347,7 +339,6 @@ class ClassMap(nn.Module):
         self.layer, self.last = nn.Conv2d(3, 4, 1), last
 
     def forward(self, x: Tensor) -> Tensor:
-        """float [n, 3, h, w] -> int64 [n, 1, h, w], or float [n, h, w, 4]."""
         found: Tensor = self.layer(x)
         return found.permute(0, 2, 3, 1) if self.last else found.argmax(1, keepdim=True)
 

@@ -1,7 +1,4 @@
-"""Fused layers with kernels of our own in the place of cuDNN's: what is found, and when it is left out.
-
-Whether the real kernels answer so, and how fast, only a card tells (docs/hardware.md).
-"""
+"""Fused layers with kernels of our own in the place of cuDNN's: what is found, and when it is left out."""
 
 from __future__ import annotations
 

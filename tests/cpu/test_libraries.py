@@ -52,7 +52,6 @@ def opened(folder: Path) -> PixelModel:
 
 
 def run(model: PixelModel) -> tuple[torch.Tensor, list[Any]]:
-    """Run a model on a photograph: its normalised input, and its outputs."""
     pixels = torch.zeros(model.input_shape, dtype=torch.uint8)
     model.preprocess(torch.from_numpy(photograph()), pixels, *SIZE)
     network = model.network()

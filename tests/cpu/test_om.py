@@ -222,8 +222,6 @@ def test_a_card_reads_late_what_it_is_given(cann: Cann, tmp_path: Path, monkeypa
 
 
 class Shades(nn.Module):
-    """Three classes of an image 32 x 32."""
-
     def __init__(self) -> None:
         super().__init__()
         self.features, self.classes = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)

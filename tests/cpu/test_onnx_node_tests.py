@@ -20,7 +20,6 @@ _TOLERANCE = {"float16": 1e-2, "bfloat16": 2e-2}
 
 
 def cases() -> list[Any]:
-    """All of onnx.backend.test's node tests."""
     pytest.importorskip("onnx")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Their code is older than the NumPy that runs it.

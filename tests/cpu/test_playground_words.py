@@ -64,7 +64,6 @@ console.log(JSON.stringify({ csv: csv(given), coco: coco(given) }));
 
 
 def by_predict(folder: Path, lines: list[dict[str, Any]]) -> Path:
-    """Write the lines as `anychip predict` does during its work."""
     journal = folder / "journal.jsonl"
     journal.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return journal

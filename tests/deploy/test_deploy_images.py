@@ -1,7 +1,4 @@
-"""The images: one source for all, built over a stand-in base, and the CPU's one really run.
-
-What only a vendor's base has (its torch, its compilers) is not there: those images are built as far as that goes.
-"""
+"""The images: one source for all, built over a stand-in base, and the CPU's one really run."""
 
 from __future__ import annotations
 

@@ -48,8 +48,6 @@ _SETUPTOOLS = "setuptools>=77"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How an environment is made."""
-
     command: tuple[str, ...]
     """Python's words, before the folder."""
     made_by: tuple[str, ...]

@@ -145,7 +145,6 @@ def clients(folder: Path) -> None:
 
 
 def _add_perf_analyzer(python: Path, folder: Path) -> None:
-    """Put NVIDIA's load generator at `bin/perf_analyzer`."""
     place = folder / "perf_analyzer"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()

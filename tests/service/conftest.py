@@ -1,7 +1,4 @@
-"""One service for the tests that only ask: a start costs ten seconds, and their questions take none.
-
-Files that use it are of pytest-xdist's group "shared service", so that one of its processes has them all.
-"""
+"""One service for the tests that only ask: a start costs ten seconds, and their questions take none."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ def clients(service: ServiceProcess) -> Iterator[dict[str, httpx.Client]]:
 
 @pytest.fixture(params=WAYS)
 def either(request: pytest.FixtureRequest, clients: dict[str, httpx.Client]) -> httpx.Client:
-    """Return one client; its test runs for each of the WAYS."""
     return clients[request.param]
 
 

@@ -65,7 +65,6 @@ def image(name):
 
 
 def assert_same(found, first, where="the answer", close=_CLOSE):
-    """Assert that an answer is the same, up to rounding."""
     if isinstance(first, dict):
         assert found.keys() == first.keys(), where
         for name, value in first.items():

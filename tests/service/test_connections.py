@@ -82,7 +82,6 @@ class Http2Client:
         return begun, refused
 
     def close(self) -> None:
-        """Close the connection."""
         self.socket.close()
 
     def _exactly(self, size: int) -> bytes:

@@ -1,7 +1,4 @@
-"""One lock for every door: each socket that a service listens on, and each route, asked as strangers ask.
-
-The doors are looked for and not listed: one that comes has to be as closed as the others.
-"""
+"""One lock for every door: each socket that a service listens on, and each route, asked as strangers ask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ingresses in processes of their own: they answer as the owner does, and each may end at any time.
-
-The fixture `serve` asserts after each test that the owner answered all the while.
-"""
+"""Ingresses in processes of their own: they answer as the owner does, and each may end at any time."""
 
 from __future__ import annotations
 

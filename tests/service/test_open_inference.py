@@ -40,7 +40,6 @@ ANSWER = {"model_name": str, "model_version": str, "id": str, "outputs": [{**TEN
 
 
 def fits(found, form):
-    """Assert that JSON has a form; return it."""
     if isinstance(form, dict):
         for name, part in form.items():
             fits(found[name], part)

@@ -37,7 +37,6 @@ class Held(Hub):
     go: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer one request, then."""
         self.asked_once.set()
         self.go.wait(WAIT_S)
         with contextlib.suppress(ConnectionError):

@@ -1,7 +1,4 @@
-"""Other people's clients, unchanged and in an environment of their own, against a running service.
-
-What worked is one table in docs/protocols.md: name, version, what was run. Each test compares its line.
-"""
+"""Other people's clients, unchanged, each in its environment, as docs/protocols.md has them in its table."""
 
 from __future__ import annotations
 
@@ -66,7 +63,6 @@ def service(tmp_path_factory, port):
 
 @pytest.fixture(scope="module")
 def expected(client):
-    """Return the answers of `:predict`, by model."""
     return {
         model: client.post(f"/v1/models/{model}:predict", content=IMAGE.read_bytes()).json()["predictions"][0]
         for model in ("resnet18", "yolov8n")

@@ -33,7 +33,6 @@ async def by_fastapi(service):
 
 
 async def by_rpc(port):
-    """One image over gRPC: the status and its words."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             await infer(channel, image_request(GREY, model=MODEL))

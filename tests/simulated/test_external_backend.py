@@ -65,7 +65,6 @@ def variables(installed: Path, **more: str) -> dict[str, str]:
 
 
 def said(installed: Path, *words: str, **more: str) -> Any:
-    """Return what a command prints as JSON."""
     return json.loads(child(sys.executable, variables(installed, **more), "-m", "app", *words, "--json").stdout)
 
 

@@ -38,7 +38,6 @@ async def fork_server_running():
 
 
 async def forked(fork_server):
-    """Fork a child; return it and our end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -49,7 +48,6 @@ async def forked(fork_server):
 
 
 async def ended(child, ours, word=b""):
-    """Tell the child to end and return its exit status."""
     with ours:
         ours.sendall(word)
     return await asyncio.wait_for(asyncio.shield(child.exited), WAIT_S)

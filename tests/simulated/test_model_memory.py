@@ -52,7 +52,6 @@ def jpeg(seed):
 
 
 def scores(answer):
-    """Return the scores of an answer by class."""
     return {each["label"]: each["score"] for each in answer["predictions"][0]["classes"]}
 
 

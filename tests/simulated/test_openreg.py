@@ -1,7 +1,4 @@
-"""torch_openreg, PyTorch's own example of a device outside torch, as an external vendor: a witness we did not write.
-
-Its memory is the host's, and no host code may touch it: what forgets a copy ends the process.
-"""
+"""torch_openreg, PyTorch's own example of a device outside torch, as an external vendor: a witness we did not write."""
 
 from __future__ import annotations
 

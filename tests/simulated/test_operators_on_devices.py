@@ -199,7 +199,6 @@ def rows(found: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the network's file."""
     made = tmp_path_factory.mktemp("network")
     torch.export.save(torch.export.export(Theirs().eval(), (torch.zeros(1, 3, 16, 16),)), made / "theirs.pt2")
     return made

@@ -1,7 +1,4 @@
-"""Worker processes as the event loop sees them, real ones on the null device: every way to end, and none blocks.
-
-The null device is as real ones are, and at the end of every test it is asserted that nothing held the loop up.
-"""
+"""Worker processes as the event loop sees them, real ones on the null device: every way to end, and none blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +65,6 @@ class Watched:
         return self.replica.child
 
     async def hear(self, kind):
-        """Wait for the next message of a kind."""
         while True:
             message = await asyncio.wait_for(self.messages.get(), WAIT_S)
             if isinstance(message, kind):

@@ -65,10 +65,7 @@ class Outcome:
 
 
 def command(suite: Suite, marked: str, more: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a suite's tests with these marks; `more` are further words for pytest.
-
-    Files that share a service stay in one process, in the order as written.
-    """
+    """Return the command that runs a suite's tests with these marks; `more` are further words for pytest."""
     ignored = [f"--ignore={path}" if file_of(path) == path else f"--deselect={path}" for path in suite.without]
     processes = [] if suite.at_a_time == ONE_BY_ONE else ["-n", str(suite.at_a_time)]
     if suite.at_a_time == ALL_PROCESSORS:
@@ -109,10 +106,7 @@ def phases(suites: Mapping[str, Suite], marked: str, more: Sequence[str]) -> dic
 
 
 def together(suites: Mapping[str, Suite], done: Mapping[str, Suite] = MappingProxyType({})) -> dict[str, Suite]:
-    """Return suites as one each where they run alike, and without what those of `done` have run.
-
-    Each pytest imports the libraries once for each of its processes, and ends in its longest file while others wait.
-    """
+    """Return suites as one each where they run alike, and without what those of `done` have run."""
     alike: dict[tuple[object, ...], dict[str, Suite]] = {}
     for name, suite in suites.items():
         alone = name if suite.by_itself else ""

@@ -1,8 +1,4 @@
-"""Real Chromium for the tests of the page, and the steps that tests take in it.
-
-Owns: the start of the browser, the record of errors and other hosts, and dropping a file. Playwright drives Debian's
-`chromium`; its own browsers are not downloaded.
-"""
+"""Real Chromium, Debian's, for the tests of the page, and the steps that tests take in it."""
 
 from __future__ import annotations
 
@@ -50,8 +46,6 @@ class Seen:
 
 
 class Browser:
-    """Running Chromium with an empty profile."""
-
     def __init__(self, context: Any) -> None:
         self._context = context
 

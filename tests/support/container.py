@@ -107,10 +107,7 @@ class Builder:
         return self.folder / "vendor"
 
     def vendor_of(self, flavour: str) -> Path:
-        """Return the folder of the packages in a flavour's base: those of the stand-in, then the vendor's own.
-
-        Their driver is not there, as in every base image: it is the host's.
-        """
+        """Return the folder of the packages in a flavour's base: those of the stand-in, then the vendor's own."""
         if flavour not in BASES:
             return self.vendor
         folder = self.folder / f"vendor-{flavour}"

@@ -1,7 +1,4 @@
-"""Model whose placing of an image fails like a broken decoder library: by the width of the image.
-
-Owns: the effect of each width. Decoder processes import it, the product never.
-"""
+"""Model whose placing of an image fails like a broken decoder library: by the width of the image."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plugin for workers (`--plugins`): SIGUSR2 makes one hang, as in a driver call that never returns.
-
-The thread that owns the device waits for ever; the thread of heartbeats goes on.
-"""
+"""Plugin for workers (`--plugins`): SIGUSR2 makes one hang, as in a driver call that never returns."""
 
 from __future__ import annotations
 

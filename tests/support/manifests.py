@@ -1,7 +1,4 @@
-"""Compose files and the chart, read and rendered like a user does, and checked against Kubernetes' schemas.
-
-Owns: their places, and the helpers that every test of them needs.
-"""
+"""Compose files and the chart, read and rendered like a user does, and checked against Kubernetes' schemas."""
 
 from __future__ import annotations
 

@@ -62,10 +62,7 @@ class Torch:
 
 
 def cudart(python: str | Path) -> dict[str, str]:
-    """Return the variables that a child of `python` needs to run torch.cuda over the stub.
-
-    Skips the test where that cannot be.
-    """
+    """Return the variables with which a child of `python` runs torch.cuda over the stub; skips the test without it."""
     torch = _torch(python)
     if not (torch.cuda or "").startswith("13."):
         pytest.skip(f"the stub CUDA runtime fits CUDA 13 builds of torch, not torch {torch.version}")
@@ -77,10 +74,7 @@ def cudart(python: str | Path) -> dict[str, str]:
 
 
 def cann(python: str | Path) -> dict[str, str]:
-    """Return the variables that a child of `python` needs to run torch_npu over the stub.
-
-    Skips the test where that cannot be.
-    """
+    """Return the variables with which a child of `python` runs torch_npu over the stub; skips the test without it."""
     torch = _torch(python)
     variables = {} if torch.npu else {"PYTHONPATH": f"{ROOT}:{_torch_npu(torch)}"}
     folder = _built("cann", torch)

@@ -16,7 +16,6 @@ SHAPE, SIZES = (1, 1, 3), (1, 2, 4)
 
 
 def sums(pixels: Any) -> Any:
-    """Compute the network: float32 [n, 1]."""
     return np.asarray(pixels, np.float32).sum(axis=(1, 2, 3))[:, None]
 
 

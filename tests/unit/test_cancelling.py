@@ -38,7 +38,6 @@ class Stages:
         await turns()
 
     async def queue(self):
-        """Let it wait for a worker, which has two full batches."""
         self.others = ask(self.fleet, 16)
         await turns()
         await self.decode()

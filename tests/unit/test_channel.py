@@ -38,7 +38,6 @@ class Pair:
         self.theirs.close()
 
     def drain(self):
-        """Everything that was sent, as the other end reads it."""
         heard = []
         while self.ours.waiting or self.theirs.wait(0)[0]:
             self.ours.flush()

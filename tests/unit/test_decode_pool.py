@@ -58,7 +58,6 @@ class Waiting:
 
     @property
     def outcome(self):
-        """What has become of it, once: its kind."""
         assert len(self.outcomes) <= 1
         return type(self.outcomes[0]) if self.outcomes else None
 

@@ -24,7 +24,6 @@ SETTINGS = Settings(**GIVEN)
 
 @pytest.fixture(autouse=True)
 def _no_other_packages(monkeypatch):
-    """Leave out the child process that asks other packages for their rows."""
     monkeypatch.setattr(facts, "_outside_rows", dict)
 
 

@@ -77,7 +77,6 @@ def grid(boxes: Tensor) -> Tensor:
 
 
 def queries(slots: int = 4) -> tuple[Tensor, Tensor]:
-    """Return logits and boxes of 30 queries."""
     logits, boxes = torch.full((1, 30, slots), -6.0), torch.full((1, 30, 4), 0.5)
     for place, (box, number, score) in enumerate(FOUND):
         logits[0, place, number] = math.log(score / (1 - score))

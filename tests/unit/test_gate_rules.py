@@ -1,7 +1,4 @@
-"""What the precision gate and the walk over engines do with what they find, on networks of a few numbers.
-
-That networks with wrong outputs exceed the limits of every task is in test_gate_of_tasks.py.
-"""
+"""What the precision gate and the walk over engines do with what they find, on networks of a few numbers."""
 
 from __future__ import annotations
 
@@ -111,8 +108,6 @@ HELD_OUT = np.arange(20 * 3, dtype=np.uint8).reshape(20, *SHAPE)
 
 
 class Images:
-    """Held-out images."""
-
     def __init__(self, key: str = "images", count: int = 20) -> None:
         self.key, self.count = key, count
 

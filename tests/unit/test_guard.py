@@ -20,8 +20,6 @@ START = Stats(allocated=100, reserved=100, used=100, total=1000, resident=GIB)
 
 
 class SmallGuard(Guard):
-    """A guard of a small device."""
-
     device_ratio, cache_ratio = 0.8, 0.3
     resident_bytes = GIB
     leak_bytes_per_batch = 1
@@ -32,7 +30,6 @@ def guard(policy="auto", start=START, *, shared=False, **limits):
 
 
 def device(used):
-    """Return a level with so many bytes in tensors."""
     return replace(START, allocated=used, reserved=used, used=used)
 
 

@@ -29,7 +29,6 @@ def made(monkeypatch):
 
 
 def broken(replica):
-    """Let the replica's worker die as the last of many."""
     replica.breaker.reason = "10 workers died within 60 s"
     replica.child.kill("it died")
 

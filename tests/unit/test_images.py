@@ -88,7 +88,6 @@ def chunk(kind, content=b""):
 
 
 def png(bit_depth, colour_type, rows):
-    """Write a PNG of rows that are encoded already."""
     height, width = rows.shape[:2]
     header = struct.pack(">IIBBBBB", width, height, bit_depth, colour_type, 0, 0, 0)
     content = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
@@ -300,7 +299,6 @@ def test_scans_of_any_bytes_are_counted_to_an_end(content):
 
 
 def tiff(order, kind, form, orientation=6):
-    """Return EXIF data with an orientation of this TIFF type."""
     value = struct.pack(order + form, orientation).ljust(4, b"\0")
     return (
         {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IHHHI", 8, 1, 0x0112, kind, 1) + value + bytes(4)

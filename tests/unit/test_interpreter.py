@@ -111,7 +111,6 @@ def distribution(folder: Path, name: str, **texts: str) -> None:
 
 
 def package(folder: Path) -> Path:
-    """Make a package; return a file of it."""
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder / "part.py").touch()

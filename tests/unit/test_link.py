@@ -209,7 +209,6 @@ async def linked(*workers, decoders=None, models=(MODEL,), ingresses=1, clean=Tr
 
 
 async def computed(fleet, worker, results=None):
-    """Let the worker answer all that it has."""
     await turns()
     for run in worker.runs:
         hear(fleet, worker, done(run, results))

@@ -79,7 +79,6 @@ def test_labels_move_no_terminals_cursor(label: str) -> None:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """Capture what goes to stderr; restore the logging afterwards."""
     root, stream = logging.getLogger(), io.StringIO()
     handlers, level = root.handlers[:], root.level
     monkeypatch.setattr(logs, "sys", SimpleNamespace(stderr=stream))

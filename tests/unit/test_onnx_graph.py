@@ -45,7 +45,6 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
 
 
 def written(path: Path, nodes: list[Any], tensors: list[Any] | None = None, taken: tuple[int, ...] = (1,)) -> Path:
-    """Write a file that takes x and answers y."""
     values = [onnx.helper.make_tensor_value_info("x", F, taken), onnx.helper.make_tensor_value_info("y", F, None)]
     graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:], tensors)
     made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)

@@ -141,7 +141,6 @@ def test_report_fails_what_is_absent_or_broken(backends: Any) -> None:
 
 
 def answering(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Change the network's answer."""
     return lambda network: network.register_forward_hook(lambda _, __, answers: (change(answers[0]),))
 
 

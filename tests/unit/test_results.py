@@ -19,7 +19,6 @@ DTYPES = ("f4", "f8", "f2", "i8", "i4", "u1", "b1", "c8")
 
 
 def across(message):
-    """Return the message as the server reads it."""
     [read] = reader(FromWorker)(to_packet((message,)))
     return read
 

@@ -34,7 +34,6 @@ def asgi_request(query, **headers):
 
 
 def terms_of(query="", **headers):
-    """Return the terms of a prediction."""
     return predict.PredictCall(asgi_request(query, **headers), "m").terms(SETTINGS)
 
 
@@ -163,7 +162,6 @@ def test_a_misspelt_option_of_the_protocol_is_refused_and_an_unknown_one_is_not(
 
 
 async def read(body: bytes, content_type: str, *, any_type: bool = False) -> Any:
-    """Read the images of a body."""
     nothing: Any = None
     headers = {b"content-type": content_type.encode()}
     return await call.read_images(headers, body, 4, nothing, nothing, any_type=any_type)

@@ -1,7 +1,4 @@
-"""What each vendor's backend says and does, with fakes of the children's answers and of the vendors' modules.
-
-No accelerator: nothing here proves that a card works.
-"""
+"""What each vendor's backend says and does, with fakes of the children's answers and of the vendors' modules."""
 
 from __future__ import annotations
 

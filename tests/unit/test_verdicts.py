@@ -82,8 +82,6 @@ def test_what_was_refused_is_not_compiled_again_and_is_named_with_its_reason_and
 
 
 class Unfit(Compiler):
-    """Cannot convert the network."""
-
     def compile(self, network: Any, device: str, precision: str, batch_sizes: Any, options: Any) -> Executable:
         self.compiled += 1
         raise NotConvertedError("it has loops")

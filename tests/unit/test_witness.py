@@ -30,7 +30,6 @@ def constant(name: str, values: Any) -> Any:
 
 
 def saved(path: Path, nodes: Sequence[Any], constants: Sequence[Any], output: str = "y", opset: int = 18) -> Path:
-    """Write a file that takes images of SIZE."""
     inputs = [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["n", 3, SIZE, SIZE])]
     outputs = [onnx.helper.make_empty_tensor_value_info(output)]
     graph = onnx.helper.make_graph(nodes, "g", inputs, outputs, constants)

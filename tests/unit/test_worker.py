@@ -70,7 +70,6 @@ class Talk:
         self.channel.send(to_packet((message,)))
 
     def hear_any(self):
-        """Return the next message."""
         for _ in range(WAIT_S):
             if self.said:
                 break
@@ -81,7 +80,6 @@ class Talk:
         return self.said.pop(0)
 
     def ready(self):
-        """Wait until it serves."""
         while not isinstance(self.hear_any(), Stats):
             pass
 

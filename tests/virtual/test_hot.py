@@ -1,7 +1,4 @@
-"""The hot routes' own protocol: what it answers, what it leaves to uvicorn, and how connections go on afterwards.
-
-That both ways answer alike is shown by tests/service, where every question about these routes goes both ways.
-"""
+"""The hot routes' own protocol: what it answers, what it leaves to uvicorn, and how connections go on afterwards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Clients in a hurry: beside others that ask much, and after any stall, what can be answered in time is let in.
-
-Each estimate that admission refuses by must find its way back: from answers to others, or from time alone.
-"""
+"""Clients in a hurry: beside others that ask much, and after any stall, what can be answered in time is let in."""
 
 from __future__ import annotations
 

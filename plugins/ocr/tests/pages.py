@@ -43,7 +43,6 @@ def chinese_font() -> Path | None:
 
 
 def font(size: int, chinese: bool) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Load the font of a line."""
     file = chinese_font() if chinese else None
     return ImageFont.truetype(str(file), size) if file else ImageFont.load_default(size=size)
 

@@ -23,7 +23,6 @@ REPORTS = sorted((DOCS / "reports").glob("*.json"))
 
 
 def read(path: Path) -> tuple[VerifyReport, bool]:
-    """Read the report, and the `passed` that is written in it."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     passed = found.pop("passed")
     parts = [

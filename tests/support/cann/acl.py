@@ -60,7 +60,6 @@ def _knob(name):
 
 
 def _code(name):
-    """Return the function's error code."""
     if not _state.initialised:
         return UNINITIALIZE
     failing = _knob("fail")
