@@ -176,8 +176,6 @@ async def _serve(
 
 @contextlib.asynccontextmanager
 async def _progress_logged(progress: Callable[[], str]) -> AsyncIterator[None]:
-    """Log how far the start is, for as long as the context."""
-
     async def log_progress() -> None:
         while True:
             await asyncio.sleep(_LOGGED_EVERY_S)

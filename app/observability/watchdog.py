@@ -101,7 +101,6 @@ class LoopWatchdog:
             self._look()
 
     def _look(self) -> None:
-        """Log a warning if the loop stands still."""
         before_s, self._woken_s = self._woken_s, clock.monotonic()
         self._wakes += 1
         still_s = self._woken_s - self._armed_s - _TICK_S

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.contract.errors import WeightsError, WeightsNotFoundError
 from models.contract.files import CUT_SHORT, begins_as_archive, read_regular
-from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, foreign
+from models.weights.unpickle import Archive, RefusedError, StandIn, StoredTensor, check_modules_named, foreign
 
 _Value = TypeVar("_Value")
 
@@ -220,6 +220,7 @@ def _read_legacy(path: Path) -> Checkpoint:
             raise
         raise foreign(named[1]) from error
     saved, chosen = _saved(root)
+    check_modules_named(getattr(saved, "_metadata", ()))
     tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
     size = path.stat().st_size
     if any(tensor.numel() * tensor.element_size() > size for tensor in tensors.values()):

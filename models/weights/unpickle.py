@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,12 +245,21 @@ class _Calls:
         return StandIn(path)
 
     def build(self, target: Any, state: Any) -> None:
-        if isinstance(target, dict):
-            return  # the `_metadata` of a state dict: nothing that weights need
+        if isinstance(target, dict):  # The `_metadata` of a state dict: all modules, those without weights, too.
+            check_modules_named(self._counted(state.get("_metadata") or {}) if isinstance(state, dict) else ())
+            return
         if not isinstance(target, StandIn):
             raise RefusedError("sets the state of something that has none; nothing of the file has run")
         if isinstance(state, dict):
             target.attributes.update(self._counted(state))
+
+
+def check_modules_named(names: Iterable[Any]) -> None:
+    """Raise RefusedError for a network whose weights are another's, by name and shape, and whose layers are not."""
+    known = set(map(str, names))
+    if any(f"{name.removesuffix('skip_add')}conv" in known for name in known if name.endswith(".skip_add")):
+        why = "is of torchvision's quantisable mobilenet_v2, whose ReLU is no ReLU6 as the plain one's"
+        raise RefusedError(f"{why}: it is served from an export, torch.onnx.export")
 
 
 def _list(target: Any) -> list[Any]:

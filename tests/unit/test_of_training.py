@@ -201,3 +201,16 @@ def test_what_ultralytics_saves_is_compared_by_its_path(path: str, name: str, fa
         return
     with pytest.raises(WeightsError, match=f"its {path} {said}"):
         check_modules("yolov8n", {path: SavedModule(name, facts)}, network, {})
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_weights_of_a_network_that_can_be_quantised_are_refused_where_it_has_other_layers(
+    tmp_path: Path, legacy: bool
+) -> None:
+    """Their names and shapes are the same; mobilenet_v2's has ReLU for ReLU6. A resnet's has nothing else."""
+    for name, file in (("mobilenet_v2", "a.pth"), ("resnet18", "b.pth")):
+        state = getattr(torchvision_models.quantization, name)(weights=None, num_classes=2).state_dict()
+        torch.save({"state_dict": state}, tmp_path / file, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(WeightsError, match=r"a\.pth is of torchvision's quantisable mobilenet_v2, whose ReLU"):
+        open_model(parse_spec(f"x=mobilenet_v2:{tmp_path / 'a.pth'}"), tmp_path)
+    assert len(open_model(parse_spec(f"x=resnet18:{tmp_path / 'b.pth'}"), tmp_path).labels) == 2
