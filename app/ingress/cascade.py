@@ -19,7 +19,7 @@ from typing import Any
 from app.errors import invalid_request
 from app.ingress.ingress import Ingress, all_or_nothing
 from app.ingress.prediction import Answer, computed, predict
-from app.link import ComputedBy, Encoded, Frame, Regions, ServedModel, Terms, measured
+from app.link import ComputedBy, Encoded, Frame, Regions, ServedModel, Terms
 from models import Options
 from models.contract.cascade import Cascade, Region
 

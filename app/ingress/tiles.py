@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from app.errors import invalid_request
 from app.ingress.ingress import Ingress
 from app.ingress.prediction import Answer, computed
-from app.link import Encoded, Regions, ServedModel, Terms, measured
+from app.link import Encoded, Regions, ServedModel, Terms
 from models import Options, PixelModel
 from models.contract.cascade import Region
 from models.tasks.tiles import Tiling, merged
