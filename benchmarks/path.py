@@ -47,7 +47,7 @@ from models import Model, open_model, parse_spec
 MODEL = "mobilenet_v3_small"
 _ROOT = Path(__file__).parents[1]
 _WARM, _REQUESTS = 10, 40
-_AFTERWARDS_S = 0.02
+_AFTERWARDS_S = 0.005
 _IMAGE_BYTES = 30_000
 _INNER = re.compile(r"<(listcomp|dictcomp|setcomp|genexpr)>")
 _MOST_SEEN = 8

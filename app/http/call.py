@@ -24,7 +24,7 @@ from app.config import Settings
 from app.errors import ClientLeftError, ServiceError, error_body, invalid_request
 from app.images.header import has_lost_bytes
 from app.ingress.budget import Lease
-from app.ingress.context import Interruption, RequestContext, interrupted_at
+from app.ingress.context import Interruption, RequestContext
 from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
 from app.link import Encoded, Link, ServedModel, Terms
@@ -310,7 +310,7 @@ class HttpRequest(ABC):
     headers: Fields
 
     @abstractmethod
-    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
+    async def body(self, max_bytes: int, lease: Lease, limit: Interruption) -> Body:
         """Read the whole body; its bytes are taken of `lease` as they arrive, and `limit` is told of them.
 
         Raises BODY_TOO_LARGE, QUEUE_FULL, ClientLeftError.
@@ -336,7 +336,7 @@ class AsgiRequest(HttpRequest):
         """Make the same request from the framework's."""
         return cls(request.scope, request.receive)
 
-    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:  # noqa: D102
+    async def body(self, max_bytes: int, lease: Lease, limit: Interruption) -> Body:  # noqa: D102
         declared = self.headers.get(b"content-length", b"")
         too_large = ServiceError("BODY_TOO_LARGE", f"the body is larger than the {max_bytes} bytes that are read here")
         if declared.isdigit() and (len(declared) > LENGTH_DIGITS or int(declared) > max_bytes):
@@ -393,7 +393,7 @@ class HttpCall(Call[Answer]):
         timeout_s = (timeout_ms or settings.timeout_ms) / 1e3
         return Terms(deadline_s(self.context.started_s, timeout_s), priority, self.context.recorder)
 
-    async def read(self, lease: Lease, limit: interrupted_at) -> None:  # noqa: D102
+    async def read(self, lease: Lease, limit: Interruption) -> None:  # noqa: D102
         limit.least_bytes_per_s = _LEAST_UPLOAD_BYTES_PER_S
         self.body = await self.request.body(self._max_body_bytes, lease, limit)
 

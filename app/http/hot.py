@@ -32,7 +32,7 @@ from app.http.edge import Cors
 from app.http.head import HEAD_BYTES, HEADERS
 from app.http.routes import infer, predict
 from app.ingress.budget import Lease
-from app.ingress.context import UNCOUNTED_BYTES, RequestContext, interrupted_at, taken_back
+from app.ingress.context import UNCOUNTED_BYTES, Interruption, RequestContext, taken_back
 from app.ingress.ingress import Ingress, Run
 from app.ingress.sending import PIECE_BYTES, PLAIN_PIECE_BYTES
 from app.ingress.tunnel import Tunnel
@@ -85,7 +85,7 @@ class HotRequest(HttpRequest):
         self._buffer: Body = begun
         self._view = _NOTHING_READ
         self._size = len(begun)
-        self._reader: tuple[Lease, interrupted_at] | None = None
+        self._reader: tuple[Lease, Interruption] | None = None
         self._arrived = asyncio.get_running_loop().create_future() if self.missing else None
         self.left = False
         self._on_leave: Callable[[], None] | None = None
@@ -130,7 +130,7 @@ class HotRequest(HttpRequest):
         self._buffer, self._view = b"", _NOTHING_READ
         self._arrived = self._reader = None
 
-    async def body(self, max_bytes: int, lease: Lease, limit: interrupted_at) -> Body:
+    async def body(self, max_bytes: int, lease: Lease, limit: Interruption) -> Body:
         lease.take(self._size)
         if self._arrived is not None:
             if self.missing:

@@ -30,21 +30,37 @@ _FREE_S = 5.0  # An upload may take this long at any rate.
 
 
 class Interruption:
-    """Context within which its task may be interrupted, with a reason; `among` holds it for as long."""
+    """Context within which its task may be interrupted, with a reason; `among` holds it for as long.
 
-    __slots__ = ("_among", "_reason", "task")
+    It raises DEADLINE_EXCEEDED at `deadline_s` (`time.monotonic()`), if there is one. It raises REQUEST_TIMEOUT earlier
+    if a body that has begun to arrive is slower than `least_bytes_per_s`, if that is set. (Nothing is held for a body
+    that has not begun.)
+    """
 
-    def __init__(self, task: asyncio.Task[Any] | None = None, among: set[Interruption] | None = None) -> None:
+    __slots__ = ("_among", "_began_s", "_deadline_s", "_due_s", "_reason", "_timer", "least_bytes_per_s", "task")
+
+    def __init__(
+        self,
+        task: asyncio.Task[Any] | None = None,
+        *,
+        deadline_s: float | None = None,
+        among: set[Interruption] | None = None,
+    ) -> None:
         """Take `task`, the running one, from the caller: before Python 3.12 finding it costs a system call."""
         running = task or asyncio.current_task()
         assert running is not None
-        self.task = running
-        self._among = among
+        self.task, self._among, self._deadline_s = running, among, deadline_s
+        self.least_bytes_per_s = 0
         self._reason: Exception | None = None
+        self._timer: asyncio.Handle | None = None
 
     def __enter__(self) -> Interruption:
         if self._among is not None:
             self._among.add(self)
+        if self._deadline_s is not None:
+            self._began_s = clock.monotonic()
+            # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
+            self._timer = self.task.get_loop().call_soon(self._arm_deadline)
         return self
 
     def interrupt(self, reason: Exception) -> None:
@@ -52,65 +68,27 @@ class Interruption:
         self._reason = reason
         self.task.cancel()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._among is not None:
-            self._among.discard(self)
-        reason, self._reason = self._reason, None
-        if reason is not None and kind is asyncio.CancelledError:
-            taken_back(self.task)
-            try:
-                raise reason from None
-            finally:
-                del reason  # Else the error and this frame, and all that called it, would hold each other.
-
-
-def taken_back(task: asyncio.Task[Any]) -> None:
-    """Take back the cancellation of a task that was only an interruption: the task goes on."""
-    if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
-        task.uncancel()
-
-
-class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with interrupted_at(deadline_s)
-    """Context that cancels its task at `deadline_s` (`time.monotonic()`), and then raises DEADLINE_EXCEEDED.
-
-    It raises REQUEST_TIMEOUT earlier if a body that has begun to arrive is slower than `least_bytes_per_s`, if that is
-    set. (Nothing is held for a body that has not begun.)
-    """
-
-    __slots__ = ("_began_s", "_deadline_s", "_due_s", "_timer", "least_bytes_per_s")
-
-    def __init__(self, deadline_s: float, task: asyncio.Task[Any] | None = None) -> None:
-        super().__init__(task)
-        self._deadline_s = deadline_s
-        self.least_bytes_per_s = 0
-
-    def __enter__(self) -> interrupted_at:
-        self._began_s = clock.monotonic()
-        # Mostly all is there: a timer is only set for what still waits after this turn of the loop.
-        self._timer: asyncio.Handle = self.task.get_loop().call_soon(self._arm_deadline)
-        return self
-
     def arrived(self, size: int) -> None:
         """Note that so many bytes of the body have arrived, and more will come."""
         if self.least_bytes_per_s:
-            self._timer.cancel()
             self._arm_rate(self._began_s + _FREE_S + size / self.least_bytes_per_s)
 
     def arrived_wholly(self) -> None:
         """Note that the whole body has arrived."""
-        self._timer.cancel()
         self._arm_deadline()
 
     def _arm_deadline(self) -> None:
+        assert self._deadline_s is not None
         self._arm(self._deadline_s, self._too_late)
 
     def _arm_rate(self, due_s: float) -> None:
+        assert self._deadline_s is not None
         self._due_s = max(due_s, clock.monotonic())  # A body that is too slow already is not late.
         self._arm(min(due_s, self._deadline_s), self._too_slow if due_s < self._deadline_s else self._too_late)
 
     def _arm(self, at_s: float, function: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = self.task.get_loop().call_later(max(0.0, at_s - clock.monotonic()), function)
 
     def _too_late(self) -> None:
@@ -126,9 +104,23 @@ class interrupted_at(Interruption):  # noqa: N801 - reads as what it is: with in
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        if self._reason is not None:
-            super().__exit__(kind, error, trace)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._among is not None:
+            self._among.discard(self)
+        reason, self._reason = self._reason, None
+        if reason is not None and kind is asyncio.CancelledError:
+            taken_back(self.task)
+            try:
+                raise reason from None
+            finally:
+                del reason  # Else the error and this frame, and all that called it, would hold each other.
+
+
+def taken_back(task: asyncio.Task[Any]) -> None:
+    """Take back the cancellation of a task that was only an interruption: the task goes on."""
+    if hasattr(task, "uncancel"):  # Since Python 3.11 a task counts its cancellations.
+        task.uncancel()
 
 
 async def ended_before(task: asyncio.Future[Any], hurry: asyncio.Event) -> bool:

@@ -23,7 +23,7 @@ from app.access.access import Access, ClientLease, ClientLimits
 from app.config import Settings
 from app.errors import ClientLeftError, ServiceError, of_image, shutting_down
 from app.ingress.budget import Budget, Lease, Trim
-from app.ingress.context import Interruption, RequestContext, interrupted_at
+from app.ingress.context import Interruption, RequestContext
 from app.ingress.converter import Converter
 from app.ingress.threads import Threads
 from app.link import ComputedBy, Content, Link, Regions, Reply, Result, Room, ServedModel, Terms, too_late
@@ -188,7 +188,7 @@ class Call(ABC, Generic[Answer]):
         """Return the terms that precede the body. Raises INVALID_REQUEST."""
 
     @abstractmethod
-    async def read(self, lease: Lease, limit: interrupted_at) -> None:
+    async def read(self, lease: Lease, limit: Interruption) -> None:
         """Receive the body within `limit`, and take its bytes from `lease`. Raises ServiceError, ClientLeftError."""
 
     @abstractmethod
@@ -268,7 +268,7 @@ class Ingress:
                 terms.client_lease = ClientLease(self.limits, context.caller)
             with self.bodies.lease(context.caller.name, terms.client_lease) as lease:
                 try:
-                    with interrupted_at(terms.deadline_s, ending.task) as limit:
+                    with Interruption(ending.task, deadline_s=terms.deadline_s) as limit:
                         await call.read(lease, limit)
                         upload_s = clock.monotonic() - context.started_s
                         served.metrics.stage_seconds["upload"].observe(upload_s, recorder.exemplar)

@@ -93,8 +93,7 @@ class Lateness:
     Mean and deviation follow TCP's estimate of round trips (RFC 6298), but move more slowly while answers are many:
     under overload every dip admits a crowd. Rare answers count more, so that what was learned is forgotten in seconds,
     however few they are. An outlier moves them by no more than a limit: one late answer after a pause predicts nothing.
-    `seconds`: add this to an expectation, and most answers come before it. `admitted_s`: last admission whose answer
-    will teach this estimate; `answered_s`: time of the last answer.
+    `admitted_s`: last admission whose answer will teach this estimate; `answered_s`: time of the last answer.
     """
 
     _MEAN_RATE = 1 / 32
@@ -107,7 +106,11 @@ class Lateness:
         self.admitted_s = self._aged_s = self.answered_s = -math.inf
         self._mean_s = 0.0
         self._deviation_s = 0.0
-        self.seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return what to add to an expectation: most answers come before it."""
+        return max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
     def learn(self, seconds: float, now: float, *, alone: bool = False) -> None:
         """Learn from an answer that came `seconds` later (negative: earlier) than expected. `alone`: nothing else was
@@ -119,7 +122,6 @@ class Lateness:
         self.answered_s = self._aged_s = now
         self._deviation_s += 2 * rate * (min(abs(off_s), most_s) - self._deviation_s)
         self._mean_s += rate * off_s
-        self._learned()
         if alone and self.seconds > max(self._FAR * seconds, self._ALWAYS_CREDIBLE_S):
             self._keep(0.5)
 
@@ -135,10 +137,6 @@ class Lateness:
     def _keep(self, share: float) -> None:
         self._mean_s *= share
         self._deviation_s *= share
-        self._learned()
-
-    def _learned(self) -> None:
-        self.seconds = max(0.0, self._mean_s + self._DEVIATIONS * self._deviation_s)
 
 
 class QueueFullError(Exception):

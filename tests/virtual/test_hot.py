@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from app import clock
 from app.compat import torchserve
 from app.errors import ServiceError
 from app.http import connection, hot
 from app.ingress.budget import Budget
-from app.ingress.context import UNKNOWN, RequestContext, interrupted_at
+from app.ingress.context import UNKNOWN, Interruption, RequestContext
 from tests.support import uvicorn_server
 from tests.support.load import until
 from tests.support.uvicorn_server import ask, read
@@ -41,7 +42,7 @@ class Wanted:
         assert ingress.wanted is self
         if model == "refused":
             raise ServiceError("MODEL_NOT_FOUND", "there is none", headers=[(b"x-more", b"1")])
-        with self.bodies.lease("c") as lease, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+        with self.bodies.lease("c") as lease, Interruption(deadline_s=clock.monotonic() + 60) as limit:
             body = await request.body(MAX_BODY_BYTES, lease, limit)
         if model == "broken":
             raise ValueError("a fault of ours")
@@ -401,7 +402,10 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     answered_here = []
 
     async def echoed(ingress, request, *names):
-        with Budget(1000, "bytes").lease("c") as lease, interrupted_at(asyncio.get_running_loop().time() + 60) as limit:
+        with (
+            Budget(1000, "bytes").lease("c") as lease,
+            Interruption(deadline_s=clock.monotonic() + 60) as limit,
+        ):
             content = seen(request.scope, bytes(await request.body(MAX_BODY_BYTES, lease, limit)))
         answered_here.append(content)
         return content, [(b"content-length", b"%d" % len(content))]

@@ -16,7 +16,7 @@ from app.errors import ClientLeftError, ServiceError
 from app.http.call import AsgiRequest
 from app.ingress import context
 from app.ingress.budget import Budget
-from app.ingress.context import RequestContext, interrupted_at
+from app.ingress.context import Interruption, RequestContext
 from tests.support.doubles import turns
 
 
@@ -54,7 +54,7 @@ async def test_what_ends_a_request(monkeypatch, lasts_s, least, arrives, code):
     monkeypatch.setattr(context, "STOOD_STILL_S", 0.01)
 
     async def work():
-        with interrupted_at(clock.monotonic() + lasts_s) as limit:
+        with Interruption(deadline_s=clock.monotonic() + lasts_s) as limit:
             limit.least_bytes_per_s = least
             for size in arrives:
                 if size is None:
@@ -72,7 +72,7 @@ async def test_what_ends_a_request(monkeypatch, lasts_s, least, arrives, code):
 
 async def test_a_body_that_could_not_be_read_while_the_server_was_stopped_is_not_too_slow(monkeypatch):
     monkeypatch.setattr(context, "_FREE_S", 0.05)
-    with interrupted_at(clock.monotonic() + 1000) as limit:
+    with Interruption(deadline_s=clock.monotonic() + 1000) as limit:
         limit.least_bytes_per_s = 1_000_000
         limit.arrived(1000)
         asyncio.get_running_loop().stand_still(0.4)  # As SIGSTOP and SIGCONT would.
@@ -147,7 +147,7 @@ async def test_a_client_that_leaves_takes_what_it_sent_with_it():
 @pytest.mark.parametrize("declared", [b"0" * 5000 + b"5", b"9" * 19])
 async def test_a_length_that_python_does_not_read_is_too_large(declared):
     request = AsgiRequest({"headers": [(b"content-length", declared)]}, Client().receive)
-    with interrupted_at(clock.monotonic() + 1) as limit, pytest.raises(ServiceError) as raised:
+    with Interruption(deadline_s=clock.monotonic() + 1) as limit, pytest.raises(ServiceError) as raised:
         await request.body(1000, Budget(1000, "bytes").lease("c"), limit)
     assert raised.value.code == "BODY_TOO_LARGE"
 

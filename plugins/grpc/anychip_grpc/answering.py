@@ -25,7 +25,7 @@ from app.access.access import Caller
 from app.access.rules import Bind, Need
 from app.errors import ERRORS, ServiceError, invalid_request, without_frames
 from app.ingress.budget import Budget, Lease
-from app.ingress.context import interrupted_at
+from app.ingress.context import Interruption
 from app.ingress.converter import Converter
 from app.ingress.ingress import Ingress
 from app.protocols import wire
@@ -68,7 +68,7 @@ class Receiver:
 
     async def one(self, requests: AsyncIterator[bytes], lease: Lease, kind: Any) -> Message:
         """Receive the only message of a call. Raises ServiceError."""
-        with interrupted_at(clock.monotonic() + _RECEIVE_S):
+        with Interruption(deadline_s=clock.monotonic() + _RECEIVE_S):
             # gRPC's own buffers, and the message made of them; if that exceeds one client's limit, the limit.
             room = min(2 * self._largest_bytes, self._bodies.most_for_one)
             await lease.wait(room)

@@ -20,7 +20,7 @@ from app import clock
 from app.config import Settings
 from app.errors import ServiceError, invalid_request
 from app.ingress.budget import Lease
-from app.ingress.context import RequestContext, interrupted_at
+from app.ingress.context import Interruption, RequestContext
 from app.ingress.inference import run
 from app.ingress.ingress import Call, Ingress, Run
 from app.link import INLINE_BYTES, Link, ServedModel, Terms
@@ -81,7 +81,7 @@ class GrpcInferCall(Call[wire.InferenceResponse]):
         timeout_s = usual_s if timeout_ms is None else timeout_ms / 1e3
         return Terms(min(deadline_s(started_s, timeout_s), self._ends_s), priority, self.context.recorder)
 
-    async def read(self, lease: Lease, limit: interrupted_at) -> None:
+    async def read(self, lease: Lease, limit: Interruption) -> None:
         """Read nothing more: the message has already been received, as it names the model (anychip_grpc.answering)."""
 
     async def prepare(
@@ -271,7 +271,7 @@ class Methods:
 
         Raises DEADLINE_EXCEEDED after a minute: a stream keeps room for its next message.
         """
-        with interrupted_at(clock.monotonic() + _REFLECTION_S):
+        with Interruption(deadline_s=clock.monotonic() + _REFLECTION_S):
             async for answer in self._reflection.ServerReflectionInfo(_readable(requests), context.call):
                 yield answer
 
