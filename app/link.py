@@ -192,7 +192,6 @@ class ModelState(Enum):
     """State of a model: it says what a request can expect now."""
 
     READY = "ready"
-    """State of a model that a worker serves."""
     STARTING = "starting"
     """State without a worker, but one is being started: requests wait for it until their deadlines."""
     ON_DEMAND = "on demand"

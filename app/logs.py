@@ -16,10 +16,8 @@ import orjson
 
 Format = Literal["auto", "json", "text"]
 Style = tuple[str, Format]
-"""Level and form."""
 
 AUDIT = "anychip.audit"
-"""Name of app.access.audit's logger."""
 
 DOWNLOADS = "anychip.downloads"
 """Name of the logger of models.download, which says how far downloads are."""

@@ -19,7 +19,6 @@ WORKERS = "app.worker.main:fork_server"
 CONFINED = "app.worker.main:bare_fork_server"
 """Entry point of the fork server of confined workers: an interpreter in a bare environment."""
 DECODERS = "app.decoder.main:main"
-"""Entry point of the fork server of decoders."""
 _LIBRARIES = "app.worker.main:import_libraries", "app.decoder.main:import_libraries"
 _COMMANDS, _HELP = {"serve", "demo"}, {"-h", "--help"}
 

@@ -37,7 +37,6 @@ _YOLOV8_FILES = {  # bytes, SHA-256
     "yolov8x": (136_890_692, "3df4ada6b4dad6d657868f2fdf7faecfb34dcfccf3a25c4b82079064718524c8"),
 }
 PUBLISHED = (*classifiers.ARCHITECTURES, *_YOLOV8_FILES)
-"""Architectures whose weights can be downloaded."""
 
 
 def official_source(architecture: str, mirror: str | None = None) -> RemoteFile:

@@ -13,7 +13,6 @@ Need = Literal["open", "metrics", "infer", "admin"]
 keys; `admin`: one of that role, at the administration's bind.
 """
 Bind = Literal["public", "admin"]
-"""Port that a request came in by."""
 
 LIVE = ("/v2/health/live", "/livez", "/healthz")
 """Paths of the liveness probe: the process answers at all."""

@@ -14,7 +14,6 @@ from anychip_base.extras import entry_points
 CLIENTS = ("image-client", "triton")
 """Clients of other servers that are answered if `compat` names them."""
 CLIENT_GROUP = "anychip.clients"
-"""Entry-point group of clients that other packages answer (app.compat.client)."""
 STAGES = ">"
 """Sign between a detector and the classifier of its detections."""
 _FIRST_SIZES = "1,2,4,8"

@@ -29,14 +29,12 @@ PACKET_BYTES = 1 << 16
 """Size of a packet: more than all answers that a decoder can owe."""
 
 MAX_TEXT = 300
-"""Most characters of an answer's sentence."""
 
 
 class Kind(IntEnum):
     """Kind of content in a buffer."""
 
     ENCODED = 0
-    """Image file."""
     PIXELS = 1
     """Pixels: uint8 [height, width, 3], to be placed as a decoded image would be."""
 
@@ -80,7 +78,6 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_REGIONS = 4096
-"""Most regions of an image in one job."""
 REGIONS_BYTES = MAX_REGIONS * 112
 
 

@@ -100,14 +100,11 @@ class PendingImage(msgspec.Struct, eq=False):
     client: str = ""
     turn_s: float = 0.0
     wanted: int = 1
-    """Number of waiters."""
     pixels: int = 0
     large: bool = False
     """True if it may run only when a large one may."""
     queued: bool = False
-    """True if it waits for a decoder."""
     order: int = 0
-    """Order among equal ranks."""
     deaths: int = 0
     """Number of decoders that died with it; from the first on it is its decoder's only image."""
     sent_s: float = 0.0

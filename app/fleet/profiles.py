@@ -35,7 +35,6 @@ T = TypeVar("T")
 log = logging.getLogger("anychip.service")
 
 OF_MODEL = ("engine", "precision", "batch_sizes")
-"""Settings that may differ from model to model."""
 OF_SERVICE = ("decoders", "workers_per_device")
 """Settings of the whole service: taken from a profile if the service has one model."""
 

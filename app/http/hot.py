@@ -50,7 +50,6 @@ ROUTES: tuple[HotRoute, ...] = (
     (re.compile(rb"/v1/models/%b:predict" % NAME), predict.ROUTE, predict.answer),
     (re.compile(rb"/v2/models/%b(?:/versions/%b)?/infer" % (NAME, NAME)), infer.ROUTE, infer.answer),
 )
-"""Hot routes of the service itself."""
 _REQUEST_LINE = re.compile(rb'POST (/[\w.~+@=,:/-]+)(?:\?([!"$-~]*))? HTTP/1\.[01]\r\n')
 _HEAD_END = re.compile(rb"\r\n\r\n")
 _SPECIAL = {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings"}

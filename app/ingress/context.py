@@ -140,7 +140,6 @@ Scope = MutableMapping[str, Any]
 
 _RANDOM = random.Random()  # An id need not be hard to guess, and the system's randomness costs ten times as much.
 UNKNOWN = Caller("", CallerLimits())
-"""Caller before it is known."""
 
 UNCOUNTED_BYTES = 64 * 1024
 """Most bytes of an answer that is not counted: each connection may have as much in flight."""

@@ -31,7 +31,6 @@ _BACKLOG = 2048
 _AT_ONCE = 32
 """Most connections accepted in one turn of the event loop."""
 _PAUSE_S = 0.1
-"""Pause of accepting when there is no descriptor."""
 _SAY_AGAIN_S = 60.0
 _OTHERS = 256
 """Descriptors for processes, files and the administration's connections: clients leave them alone."""
@@ -59,7 +58,6 @@ class Listener:
         self._refusal = b"" if tls else refusal
         self._loop = asyncio.get_running_loop()
         self._ends: dict[Any, Callable[[], None]] = {}
-        """Function that ends the count of a connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._logged_s = float("-inf")
         self.passing: Passing | None = None

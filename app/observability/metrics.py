@@ -197,7 +197,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 LIFE = ("upload", "decode", "queue", "infer", "postprocess")
 STAGES = LIFE[1:]
-"""Stages of one image; an upload is a request's, however many images it brings."""
 REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready", "loading")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
 TELEMETRY = (
@@ -208,10 +207,8 @@ TELEMETRY = (
     "clock_hertz",
     "healthy",
 )
-"""Telemetry of a device, by its fields' names."""
 _OR_NAN = "; NaN where the device does not say"
 THROTTLED = {"heat": "heat_throttled", "power": "power_throttled"}
-"""Reasons of throttling, and their fields of Telemetry."""
 MEMORY_ERRORS = {"corrected": "corrected_memory_errors", "uncorrected": "uncorrected_memory_errors"}
 CODES = ("OK", "CANCELLED", *get_args(Code))
 MODELLESS: tuple[Code, ...] = ("UNAUTHORIZED", "FORBIDDEN", "MODEL_NOT_FOUND", "NOT_FOUND", "METHOD_NOT_ALLOWED")
@@ -382,7 +379,6 @@ class Metrics:
 
 
 TABLE: dict[str, Metric[Any]] = {name: row for name, row in vars(Metrics).items() if isinstance(row, Metric)}
-"""Rows of Metrics."""
 
 
 class ModelMetrics:

@@ -279,7 +279,6 @@ class PlaceStatus(enum.Enum):
     """Status of a place."""
 
     STARTING = "starting"
-    """No child was ready yet."""
     READY = "ready"
     RESTARTING = "restarting"
     BROKEN = "broken"

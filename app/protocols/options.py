@@ -56,7 +56,6 @@ OPTIONS = (
     Parameter("encoding", "string", "form of embeddings and depth maps", "auto", choices=("auto", "base64")),
     Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
 )
-"""The fields of models.Options, in their order."""
 
 TILE = Parameter(
     "tile", "integer", "look at the image in tiles of so many pixels, too; 0: do not", None, 32, 100_000, or_zero=True
@@ -70,7 +69,6 @@ X_TIMEOUT_MS = TIMEOUT_MS._replace(name="X-Timeout-Ms", place="header", text="th
 X_PRIORITY = Parameter("X-Priority", "integer", "0 is normal, higher goes first", 0, -100, 100, place="header")
 QUERY = (*OPTIONS, TILE, OVERLAP, VERSION, TIMEOUT_MS)
 PREDICT = (*QUERY, X_TIMEOUT_MS, X_PRIORITY)
-"""Parameters of `:predict`."""
 
 PRIORITY = Parameter("priority", "integer", "from 1, the highest; 2 is normal, and so is 0", 0, 0, 102)
 NORMAL_PRIORITY = 2

@@ -35,7 +35,6 @@ _STATES = {
     ModelState.UNAVAILABLE: "UNAVAILABLE",
     ModelState.UNLOADED: "UNAVAILABLE",
 }
-"""Our states, and Triton's words for them."""
 _FORMATS = {PIXELS: "FORMAT_NHWC", INPUT: "FORMAT_NCHW"}
 
 

@@ -30,7 +30,6 @@ DATATYPES: dict[str, np.dtype[Any]] = {
     **{f"INT{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": np.dtype(f"<f{bits // 8}") for bits in (16, 32, 64)},
 }
-"""Datatypes of the protocol, except BYTES."""
 _NAMES = {dtype.newbyteorder("<"): name for name, dtype in DATATYPES.items()}
 
 _LENGTH = struct.Struct("<I")

@@ -189,7 +189,6 @@ class ItemStatus(Enum):
     FILLING = "decode"
     """A decoder or a copy fills the slot, for the first time or again."""
     QUEUED = "queue"
-    """The item waits for a worker."""
     COMPUTING = "infer"
     """The item left the queue: a worker has it, or the caller that took it out ends it at once."""
     ENDED = "ended"

@@ -54,7 +54,6 @@ class ServiceAdministration(link.Administration):
         self.draining = False
         self._lock = asyncio.Lock()
         self._begun_s = deque[float](maxlen=_CHANGES_PER_MINUTE)
-        """Start times of the last changes."""
 
     def why_not(self, model: str = "") -> str:  # noqa: D102
         if self.draining:

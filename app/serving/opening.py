@@ -36,7 +36,6 @@ log = logging.getLogger("anychip.service")
 
 _PROGRAM = "app.serving.opening:main"
 _ASKED = {"models", "weights", "weights_mirror", "cache_dir", "trust_exported", "device", "null", "simulate"}
-"""Settings that count here."""
 _END_S = 2.0
 
 

@@ -87,4 +87,3 @@ class NvjpegDecoder(ImageDecoder):
 
 
 _RGB = 3
-"""Value of torchvision.io.ImageReadMode.RGB."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 Form = Literal["pixels", "openvino", "finished"]
-"""Form of a network of images (backends.Form)."""
 
 
 @dataclass(frozen=True)

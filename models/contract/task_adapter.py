@@ -43,7 +43,6 @@ OWN = tuple(
         ("regress", "whole_image:Regress"),
     )
 )
-"""The tasks that come with anychip."""
 
 Takes = Literal["outputs", "classes", "boxes", "masks", "keypoints", "turned"]
 """Form in which a task receives a file's outputs; the device converts them from any layout. a: number of candidates.

@@ -73,7 +73,6 @@ class Anychip:
         return self.completed([str(self.command), *arguments], cwd=cwd, status=status)
 
     def completed(self, command: Sequence[str], *, cwd: Path, status: int = 0) -> str:
-        """Run any command line as `run` does."""
         done = self.done(command, cwd, status)
         return done.stdout + done.stderr
 

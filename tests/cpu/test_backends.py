@@ -95,8 +95,6 @@ def _keep_thread_count() -> Iterator[None]:
 
 
 class Unconvertible(Brightness):
-    """Uses an operator that compilers do not know."""
-
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         return (torch.linalg.svdvals(pixels[..., 0].to(torch.float32)),)
 

@@ -17,7 +17,6 @@ __all__ = ["client", "grpc_port", "port", "serve", "service"]
 
 @pytest.fixture(scope="session")
 def grpc_port() -> int:
-    """Choose the port of gRPC for the shared service."""
     return free_port()
 
 

@@ -49,7 +49,6 @@ class Http2Client:
         self._stream = -1
 
     def ask(self, path: str, message: bytes) -> None:
-        """Begin one more call with its only message."""
         self._stream += 2
         headers = {
             ":method": "POST",

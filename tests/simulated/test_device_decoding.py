@@ -24,13 +24,11 @@ PREDICT = "/v1/models/resnet50:predict"
 
 
 def picture(name="classify_star", size=None, mode="RGB", kind="JPEG", **options):
-    """Encode a sample image as another file."""
     with Image.open(IMAGES / f"{name}.jpg") as image:
         return encoded((image.resize(size) if size else image).convert(mode), kind, **options)
 
 
 def counted(client):
-    """Images decoded and refused by the device so far."""
     found = re.findall(
         r'^anychip_device_decodes_total{.*outcome="(\w+)"} ([\d.]+)', client.get("/metrics").text, re.MULTILINE
     )

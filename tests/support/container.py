@@ -226,7 +226,6 @@ class Builder:
 
 @contextlib.contextmanager
 def builder(folder: Path) -> Iterator[Builder]:
-    """Make a builder, and remove its storage afterwards."""
     # With vfs each layer copies all layers below it: it works everywhere, with ten times the bytes.
     made = Builder(folder, "overlay")
     if made.run("info").returncode:

@@ -157,7 +157,6 @@ class Worker(WorkerProcess):
         self.leave()
 
     def lose(self) -> None:
-        """Become a process that cannot be killed."""
         self.kill("it cannot be killed")
         self.move(ChildStatus.QUARANTINED)
 

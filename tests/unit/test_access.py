@@ -40,7 +40,6 @@ ADMIN_PATH = "/v2/repository/models/dogs/unload"
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
-    """Path and method of all that an application answers."""
     for route in app.routes:
         inner = getattr(route, "original_router", None) or getattr(route, "app", None)
         if getattr(inner, "routes", None):

@@ -112,7 +112,6 @@ def swapped(network: Network) -> None:
 
 
 def shifted(network: Network) -> None:
-    """Move all positions by one cell."""
     network.second.weight.data = network.second.weight.data.roll(1, dims=3)
 
 

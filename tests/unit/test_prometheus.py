@@ -49,7 +49,6 @@ def names():
 
 
 def asked(expression):
-    """Names of series in an expression."""
     outside = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]|(by|on|without) \([^)]*\)', " ", expression)
     return {word for word in re.findall(r"[a-zA-Z_:][\w:]*", outside) if ":" in word or "_" in word or word == "up"} - {
         "histogram_quantile",

@@ -39,7 +39,6 @@ def task(
 
 
 def asked(adapter: TaskAdapter, *outputs: torch.Tensor, placement: Placement = SQUARE, **options: Any) -> Any:
-    """Return the answer to the first image of a batch."""
     chosen = Options(**options)
     computed = [each.numpy() for each in adapter.compute(outputs)]
     [reduced, *_] = adapter.reduce_all(computed, [chosen])

@@ -58,7 +58,6 @@ def outside(location: str) -> Any:
 
 
 def branches(tensor: Any) -> list[Any]:
-    """Build an If whose branches hold the tensor."""
     result = onnx.helper.make_tensor_value_info("z", F, [4])
     branch = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["z"])], "b", [], [result], [tensor])
     truth = onnx.helper.make_node("Constant", [], ["c"], value=onnx.helper.make_tensor("t", B, [], [True]))
