@@ -61,6 +61,10 @@ _WANTED = (
 
 _PADDED = "images are padded to its input, as in the library's batches; one that comes alone it does not pad"
 _IMAGENET = 'nothing states its normalisation, so pixels get ImageNet\'s: else state "mean" and "std", or "input"'
+_UNSTATED = (
+    "nothing says which pixels it takes, whose channels come last or which has no axis of a batch: state "
+    '"channels", and "input": "levels" or "mean" and "std" of pixels in 0 to 1, of which 0.5 and 0.5 make -1 to 1'
+)
 _NOT_READ = '"mean" and "std" are not read, as its input is of levels, which it normalises itself'
 _IN_0_TO_1 = (
     "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
@@ -246,12 +250,18 @@ def _tried(  # noqa: PLR0917
             entry = replace(entry, levels=True, of_bytes=takes_bytes)
             pixels = pixels * 255
             outputs = run(pixels[:stated_batch])
+    is_silent = about.mean is None and about.std is None and about.input is None and not entry.levels
+    is_torchvision = by_itself and not entry.levels  # All its detectors normalise pixels of 0 to 1.
+    if (entry.last and is_silent and not about.exporter) or (
+        is_single and not is_torchvision and "channels" not in own
+    ):
+        raise ValueError(_UNSTATED)
     about = _normalised(about, entry)
     if about.takes == "classes" and integers[0] and outputs[0][0].numel() == 1:
         raise ValueError("its output is the number of a class (ArgMax): export the network with its scores")
     how = interpret(about, [[1, *output.shape[1:]] for output in outputs], size)
-    if about.task in ("segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
-        how, outputs[0] = replace(how, last=True), outputs[0].movedim(3, 1)
+    if about.task in ("embed", "segment_semantic", "depth") and _has_channels_last(outputs[0].shape, size, entry.last):
+        how, outputs = replace(how, last=True), [each.movedim(3, 1) if each.ndim == 4 else each for each in outputs]
     mean, std = (torch.tensor(each).view(3, 1, 1) for each in _normalisation(about))
     pictures = (_pictures(size) - mean) / std
     if onnx is not None and onnx.inputs[0].dtype == np.float16:  # The witness can be given no others.
@@ -292,6 +302,9 @@ def _tried(  # noqa: PLR0917
         if about.task == "segment_semantic" and (outputs[0].ndim == 3 or outputs[0].shape[1:2] == (1,)):
             numbers = torch.cat((outputs[0].flatten(1), _seen(clamped, pictures, found)))
             how, note = layouts.mapped(how, about, numbers, outputs[0].ndim, integers=integers[0], is_layer=is_layer)
+        elif about.task == "segment_semantic" and not (about.scores or is_layer):
+            are_shares = layouts.is_inside(_seen(clamped, pictures, found))
+            how, note = replace(how, probabilities=are_shares), layouts.PROBABILITIES if are_shares else ""
     else:
         how, note = located(about, how, found, size)
         if note == NOTHING:  # Its own suppression may leave something of the others, or of noise.
@@ -303,7 +316,6 @@ def _tried(  # noqa: PLR0917
             check_axes(how, halves[:2], halves[2:], size)
     shapes = [(1, *output.shape[2 if how.class_map and not place else 1 :]) for place, output in enumerate(outputs)]
     padded = library_files.library_of(architecture) == "transformers" and about.resize == "top-left"
-    is_silent = about.mean is None and about.std is None and about.input is None
     is_plain = entry.levels or about.exporter or by_itself or how.layout == "torchvision"
     assumed = _IMAGENET if mean.any() else "" if is_plain else _IN_0_TO_1
     of_rfdetr = how.layout == "rfdetr" and not library_files.library_of(architecture)

@@ -38,6 +38,8 @@ _SCALES, _LEAST_USUAL = (100, 255), 5.0
 _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _MOST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
+PROBABILITIES = "its outputs are probabilities, and are answered as they are"
+
 Shapes = Sequence[Sequence[int]]
 Size = tuple[int, int]
 
@@ -115,9 +117,9 @@ def resize_of(about: Description, how: Interpretation) -> ResizeHow:
 def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple[Tensor, ...]:
     """Convert float32 outputs of the file to the form that the task takes (models.contract.task_adapter.Takes)."""
     if how.takes == "outputs":
-        first = outputs[0].movedim(3, 1) if how.last else outputs[0]
-        first = first.squeeze(1) if how.class_map else first
-        return tuple(each.contiguous() for each in (first, *outputs[1:]))
+        found = [each.movedim(3, 1) if how.last and each.ndim == 4 else each for each in outputs]
+        found[0] = found[0].squeeze(1) if how.class_map else found[0]
+        return tuple(each.contiguous() for each in found)
     if how.takes == "classes":
         given = outputs[0].flatten(1)  # Softmax or sigmoid, done by the task, are to give the network's scores.
         if how.probabilities:
@@ -181,8 +183,7 @@ def scored(
         warned = "its outputs are probabilities, and softmax is done once more, as its sidecar says"
         return how, warned if whole and inside else ""
     if how.two_of_one or whole:
-        note = "its outputs are probabilities, and are answered as they are"
-        return replace(how, probabilities=True), "" if stated else note
+        return replace(how, probabilities=True), "" if stated else PROBABILITIES
     note = "each of its outputs is a probability of its own (a sigmoid's), and is answered as it is"
     return replace(how, probabilities=True, each=True), "" if stated else note
 
@@ -206,7 +207,7 @@ def mapped(
         return how, ""
     if is_whole and not count:
         raise ValueError("its map has 0 and 1 alone, as a mask or as numbers of classes: state labels, two for a mask")
-    return replace(how, probabilities=True), "its output is a probability, and is read as it is"
+    return replace(how, probabilities=True), PROBABILITIES
 
 
 def _check_scale(seen: Tensor) -> None:
@@ -277,6 +278,11 @@ def _read_queries(about: Description, shapes: Shapes, size: Size, seen: str) -> 
 def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpretation:
     boxes, prototypes = _outputs(about, shapes, seen)
     _, first, second = shapes[boxes]
+    if any(max(first, second) in shape[1:] for n, shape in enumerate(shapes) if n not in (boxes, prototypes)):
+        raise ValueError(
+            f"it has boxes and scores, or two forms of them, in outputs of their own, {seen}: let the network give one "
+            "output, torch.cat((centres, sides, scores), 2)"
+        )
     extras = _extras(about, shapes[prototypes], seen)
     count = len(about.labels) if about.labels else None
     anchors = {sum((size[0] // s) * (size[1] // s) for s in strides): strides for strides in _STRIDES}
@@ -473,4 +479,3 @@ LAYOUTS: Mapping[str, _Layout] = {
     "mmdeploy": _Layout(_read_suppressed, _mmdeploy, "top-left"),
     "end2end": _Layout(_read_suppressed, _end2end),
 }
-"""Layouts of networks that find objects."""

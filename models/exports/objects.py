@@ -17,6 +17,7 @@ from torch import Tensor
 from models.exports.layouts import QUERIES, Interpretation, Size, cells_of, decoded
 from models.exports.metadata import Description
 
+FROM_1 = "in the pictures of the trial it found no class 0: if its first class is 1, put a name for 0 before its labels"
 NOTHING = "it found nothing in the pictures of the trial: the order and the scale of its boxes were not checked"
 _ROUNDING = 1e-2
 """Error of a probability, a class and a corner in pixels that a network in int8 or float16 makes."""
@@ -40,6 +41,10 @@ _MOVED, _ALONG = 0.4, 2.0
 """Least way of the mean box, as a share of the image, that tells its axes: and how much longer than along the other."""
 _MANY, _NEARLY_ALL = 30, 0.99
 """Least number of boxes of which nearly all are corners if they look like them."""
+_CELLS, _UNEVEN = 21, 0.2
+"""Number that divides that of the cells of three strides, and the mean way from their middles to those of even rows of
+boxes, as a share of the image, that is too long for boxes around these cells.
+"""
 _CORNER = 0.1
 """Error of the mean way from a cell to the upper left corner of its box, as a share of the box."""
 _CANDIDATES = ("yolov8", "yolov5", "yolox")
@@ -77,9 +82,10 @@ def located(
     if not len(scores):
         return how, "" if about.exporter else NOTHING
     _check_scores(how, scores)
-    counted = (scores > 0) & (scores >= _COUNTS * scores.max())
+    counted = _counted(scores)
+    note = ""
     if how.layout not in _CANDIDATES and (how.layout != "rtdetr" or not how.classes):
-        _check_classes(about, how, pictures, counted)
+        note = _check_classes(about, how, pictures, counted)
     if how.takes == "turned" and not about.exporter and float(found[3].abs().max()) > _TURN:
         raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
     reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
@@ -104,14 +110,8 @@ def located(
             )
         return replace(how, normalised=True), "its boxes are in 0 to 1, and are multiplied by the size of its input"
     if how.layout in (*_ROWS, "detr") and not about.exporter:
-        corners = boxes[counted]
-        turned = ((corners[:, 2:] - corners[:, :2]) < -_ROUNDING).any(1)
-        if turned.float().sum() > _FEW * len(corners):
-            raise ValueError(
-                f'the layout "{how.layout}" has corners x1, y1, x2, y2, and boxes end before they begin: let the '
-                "network give corners in this order"
-            )
-    return how, "" if about.exporter or bool(counted.any()) else NOTHING
+        _check_order(how, boxes, scores)
+    return how, "" if about.exporter else note if bool(counted.any()) else NOTHING
 
 
 def has_two_orders(about: Description, how: Interpretation) -> bool:
@@ -127,9 +127,11 @@ def check_axes(
 ) -> None:
     """Check that boxes follow what is visible. `columns`: outputs for pictures of which only the left half is visible,
     and for their right halves; `rows`: for their upper and lower ones. Raises ValueError if they follow it along the
-    other axis: their corners begin with y.
+    other axis: their corners begin with y; or if many end before they begin, as sides in place of corners do.
     """
-    way = torch.stack([_centre(how, other, size) - _centre(how, one, size) for one, other in (columns, rows)])
+    found = [[_boxes(how, half, size) for half in halves] for halves in (columns, rows)]
+    _check_order(how, *(torch.cat(each) for each in zip(*found[0], *found[1], strict=True)))
+    way = torch.stack([_centre(*other, size) - _centre(*one, size) for one, other in found])
     along, across = abs(float(way[0, 0] + way[1, 1])), abs(float(way[0, 1] + way[1, 0]))
     if across > max(_MOVED, _ALONG * along):
         raise ValueError(
@@ -138,11 +140,28 @@ def check_axes(
         )
 
 
-def _centre(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> Tensor:
+def _check_order(how: Interpretation, boxes: Tensor, scores: Tensor) -> None:
+    corners = boxes[_counted(scores)]
+    turned = ((corners[:, 2:] - corners[:, :2]) < -_ROUNDING).any(1)
+    if turned.float().sum() > _FEW * len(corners):
+        raise ValueError(
+            f'the layout "{how.layout}" has corners x1, y1, x2, y2, and boxes end before they begin: let the network '
+            "give corners in this order"
+        )
+
+
+def _counted(scores: Tensor) -> Tensor:
+    return (scores > 0) & (scores >= _COUNTS * scores.max()) if len(scores) else scores > 0
+
+
+def _boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> tuple[Tensor, Tensor]:
     found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
     boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
-    most = scores.max() if len(scores) else 0.0
-    weights = torch.where(scores >= _COUNTS * most, scores, 0.0).clamp(min=0)[:, None]
+    return boxes, scores
+
+
+def _centre(boxes: Tensor, scores: Tensor, size: Size) -> Tensor:
+    weights = torch.where(_counted(scores), scores, 0.0)[:, None]
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / torch.tensor(size[::-1])
     return (weights * centres).sum(0) / weights.sum().clamp(min=1e-9)
 
@@ -183,6 +202,10 @@ def _check_centres(how: Interpretation, boxes: Tensor, size: Size) -> None:
     are_corners = (boxes[..., 2:] > boxes[..., :2]).all(2).float().mean() >= _NEARLY_ALL
     if boxes.shape[1] >= _MANY and are_corners and beyond > 0.5:  # A few queries may all have found one large object.
         raise ValueError(f"{wanted} its boxes are corners x1, y1, x2, y2: let the network give centres and sides")
+    places = (boxes[..., :2] / sides).mean(0).sort(0).values
+    evenly = torch.linspace(0, 1, len(places))[:, None]
+    if len(places) % _CELLS == 0 and bool(((places - evenly).abs().mean(0) > _UNEVEN).any()):
+        raise ValueError(f"{wanted} its candidates have no centres all over the image: let the network give them first")
     if not how.strides:
         return
     cells = cells_of(how.strides, size, 3 if how.layout == "yolov5" else 1)
@@ -233,15 +256,16 @@ def _classes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Tenso
 
 def _check_classes(
     about: Description, how: Interpretation, pictures: Sequence[Sequence[Tensor]], counted: Tensor
-) -> None:
+) -> str:
+    """Return a note on the classes' numbers. Raises ValueError for those that are none."""
     if how.logits >= 0:
-        return
+        return ""
     numbers = _classes(how, pictures)
     # Where no box has a score, these may be the scores, and whole numbers of one class the classes.
     if len(numbers) == len(counted) and (bool(counted.any()) or _are_whole(numbers)):
         numbers = numbers[counted]
     if not len(numbers):
-        return
+        return ""
     least, most, labels = float(numbers.min()), float(numbers.max()), len(about.labels or ())
     if not _are_whole(numbers) or least < -_ROUNDING:
         raise ValueError(
@@ -250,3 +274,6 @@ def _check_classes(
         )
     if labels and most > labels - 1 + _ROUNDING:
         raise ValueError(f"it finds class {most:.0f}, and its {labels} labels have the numbers 0 to {labels - 1}")
+    if how.layout == "torchvision" and least < 1 - _ROUNDING:
+        raise ValueError("it finds class 0, which is the background of torchvision's detectors: let it add 1 to all")
+    return FROM_1 if how.layout in _ROWS[:3] and least > _ROUNDING else ""

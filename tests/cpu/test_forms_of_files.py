@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 
 from app.precision.gate import Gate
 from app.precision.probes import probes
@@ -134,6 +135,8 @@ def test_channels_may_come_last(tmp_path: Path, suffix: str) -> None:
     model = exported(tmp_path, network, torch.rand(1, SIDE, SIDE, 3), suffix, sidecar, OPEN)
     assert model.input_shape == (SIDE, SIDE, 3)
     check(model, network(PIXELS.float()))
+    with pytest.raises(WeightsError, match='state "channels", and "input": "levels" or "mean" and "std"'):
+        exported(tmp_path, network, torch.rand(1, SIDE, SIDE, 3), suffix, {"size": SIDE}, OPEN)
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
@@ -407,8 +410,11 @@ def test_a_product_without_weights_may_be_of_probabilities(tmp_path: Path) -> No
 class Found(nn.Module):
     """As torchvision's detectors: an image without a batch in, as many boxes, scores and labels out as it finds."""
 
+    most = 1.0
+
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        places = (image[0] > 0.5).nonzero()
+        red = functional.conv2d(4 * image[None] / self.most - 2, torch.eye(3)[:1, :, None, None])[0, 0]
+        places = (red > 0).nonzero()
         boxes = torch.cat((places.flip(1), places.flip(1) + 1), dim=1).float()
         return boxes, boxes[:, 0] / 64, places[:, 1] % 2 + 1
 
@@ -437,3 +443,15 @@ def test_its_labels_begin_with_1(tmp_path: Path, beside: dict[str, Any] | None, 
     assert none == []
     assert [each["label"] for each in two] == labels
     assert [[*each["box"].values()] for each in two] == [[122, 20, 124, 22], [80, 60, 82, 62]]
+
+
+class OfLevels(Found):
+    """As Detectron2's, whose levels have blue first, and whose classes begin with 0."""
+
+    most = 255.0
+
+
+def test_a_detector_that_takes_levels_is_not_torchvisions(tmp_path: Path) -> None:
+    file = written(tmp_path / "best.onnx", OfLevels(), torch.rand(3, 48, 64), {"task": "detect"})
+    with pytest.raises(WeightsError, match=r'has no axis of a batch: state "channels"'):
+        opened(file)

@@ -21,7 +21,7 @@ from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
-from models.exports.objects import NOTHING, check_axes, has_two_orders, located
+from models.exports.objects import FROM_1, NOTHING, check_axes, has_two_orders, located
 from tests.support.exports_of_networks import written
 
 SIDE = 160
@@ -43,7 +43,7 @@ def centred(box: tuple[int, ...], by: float = 1.0) -> list[float]:
 def columns(by: float = 1.0, *, logits: bool = False, objectness: bool = False) -> Tensor:
     """Return [1, candidates, columns] with the objects at the first places."""
     raw = torch.full((1, 1575 if objectness else 525, 7 + objectness), 1e-3)
-    raw[..., :4] = 5 / by
+    raw[..., :2], raw[..., 2:4] = cells_of((8, 16, 32), (SIDE, SIDE), 1 + 2 * objectness) / by, 5 / by
     for place, (box, number, score) in enumerate(FOUND):
         raw[0, place, :4] = torch.tensor(centred(box, by))
         raw[0, place, 4:5] = 1.0 - 1e-3
@@ -157,6 +157,17 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ),
         ([queries(3)[1], queries(3)[0].sigmoid()], {"layout": "rfdetr"}, "has logits, and its scores are in 0 to 1"),
         (
+            [columns()[:, 4:], columns()[:, :4]],
+            {"labels": None, "layout": "rtdetr"},
+            "scores, .* in outputs of their own",
+        ),
+        ([columns(SIDE).roll(3, 1)], {}, "no centres all over the image"),
+        (
+            [rows()[0, :, :4], rows()[0, :, 4], rows()[0, :, 5]],
+            {"layout": "torchvision"},
+            "finds class 0, .* background",
+        ),
+        (
             [queries()[0].roll(1, 2) + torch.tensor([9.0, 0, 0, 0]), queries()[1]],
             {"layout": "softmax"},
             "find the first",
@@ -170,6 +181,11 @@ def test_numbers_that_the_layout_cannot_have_are_refused(
         read(outputs, **stated)
 
 
+def test_classes_of_which_none_is_the_first_are_said_to_begin_with_1_perhaps() -> None:
+    found = [rows(lambda box, number, score: [*box, score, number + 1])]
+    assert read(found, labels=(*LABELS, "four"))[1] == FROM_1
+
+
 @pytest.mark.parametrize("form", ["rows", "mmdeploy", "end2end"])
 def test_boxes_that_follow_what_is_visible_along_the_other_axis_begin_with_y(form: str) -> None:
     def outputs(order: list[int], axis: int, least: int, most: int) -> list[Tensor]:
@@ -177,7 +193,9 @@ def test_boxes_that_follow_what_is_visible_along_the_other_axis_begin_with_y(for
         found = rows()
         middles = (found[0, :, axis] + found[0, :, axis + 2]) / 2
         found[0, (middles < least) | (middles >= most)] = 0
-        found[..., :4] = found[..., order]
+        found[..., :4] = (
+            found[..., order] if order else torch.cat((found[..., :2], found[..., 2:4] - found[..., :2]), 2)
+        )
         if form == "rows":
             return [found]
         apart = [found[..., :4], found[..., 4], found[..., 5]]
@@ -193,6 +211,8 @@ def test_boxes_that_follow_what_is_visible_along_the_other_axis_begin_with_y(for
     check([0, 1, 2, 3])
     with pytest.raises(ValueError, match="its boxes begin with y"):
         check([1, 0, 3, 2])
+    with pytest.raises(ValueError, match="boxes end before they begin"):
+        check([])  # Corner and sides.
 
 
 # Suppression inside
@@ -301,6 +321,8 @@ def mask(x: Tensor) -> Tensor:
         (classes, None, (True, False)),
         (mask, list("abcde"), (True, False)),
         (mask, ["no", "yes"], (False, True)),
+        (lambda x: x.softmax(1), None, (False, True)),
+        (lambda x: 5 * x, None, (False, False)),
         (mask, None, "0 and 1 alone.* state labels"),
         (lambda x: (255 * mask(x)).byte(), ["no", "yes"], "class 255, and 2 labels"),
         (lambda x: classes(x)[:, 0], list("abcd"), "class 4, and 4 labels"),
@@ -315,6 +337,14 @@ def test_a_map_is_read_by_its_numbers_for_pictures(tmp_path: Path, compute: Any,
         return
     how = tried(tmp_path, "segment_semantic", compute, labels).export.how
     assert (how.class_map, how.probabilities) == read
+
+
+def test_places_of_a_vector_may_have_their_channels_last(tmp_path: Path) -> None:
+    found = tried(tmp_path, "embed", lambda x: x[:, :, ::4, ::4].permute(0, 2, 3, 1))
+    picture = torch.rand(1, 3, 32, 32)
+    [places] = decoded(found.export.how, [picture.permute(0, 2, 3, 1)], (32, 32))
+    assert found.shapes == ((1, 3, 8, 8),)
+    assert torch.equal(places, picture)
 
 
 def test_which_of_several_outputs_is_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
