@@ -41,9 +41,9 @@ _MOVED, _ALONG = 0.4, 2.0
 """Least way of the mean box, as a share of the image, that tells its axes: and how much longer than along the other."""
 _MANY, _NEARLY_ALL = 30, 0.99
 """Least number of boxes of which nearly all are corners if they look like them."""
-_CELLS, _UNEVEN = 21, 0.2
+_CELLS, _UNEVEN = 21, 0.3
 """Number that divides that of the cells of three strides, and the mean way from their middles to those of even rows of
-boxes, as a share of the image, that is too long for boxes around these cells.
+boxes, as a share of the image, that is too long for boxes around these cells; 0.25 is that of boxes all in the middle.
 """
 _CORNER = 0.1
 """Error of the mean way from a cell to the upper left corner of its box, as a share of the box."""
