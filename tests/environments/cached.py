@@ -6,8 +6,7 @@ An entry is an environment as its recipe makes it, at a place of its own and wit
 are taken out of it again. A clone's environment is a thin one: a line that leads to the entry, the programs of the
 entry with its own Python, and the clone's packages. The name of an entry has a hash of what makes it.
 
-Owns: the entries, which of them are whole, and which are removed. Must not be used but where the variable says so:
-`make install` makes environments that share nothing. Linux and macOS: it locks files.
+Used only where the variable says so: `make install` makes environments that share nothing. It locks files.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     make nightly ARGS=tests/service/test_chaos.py                 # ANYCHIP_TEST_CHAOS_S=90 makes it shorter
 
 Innocent clients repeat one request over HTTP or gRPC and compare each answer with the first. Meanwhile processes are
-killed, hang, are frozen, models are reloaded and unloaded, one fault after the other, while other clients send what is
-bad, or leave. What each of many wrong requests is answered is asserted elsewhere (test_http.py, test_limits.py).
+killed, hang, are frozen, models are reloaded and unloaded, one after the other, while others send what is bad or leave.
 """
 
 from __future__ import annotations

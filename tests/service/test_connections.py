@@ -324,15 +324,14 @@ def test_clients_with_certificates_are_served_and_renewed_ones_are_shown(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("given", "reason"),
     [
-        (("--tls-cert", "a.pem"), "need each other"),
-        (("--tls-client-ca", "a.pem"), "needs --tls-cert"),
-        (("--tls-cert", "a.pem", "--tls-key", "a.key"), "TLS cannot be had"),
+        ({"tls_cert": "a.pem"}, "need each other"),
+        ({"tls_client_ca": "a.pem"}, "needs --tls-cert"),
+        ({"tls_cert": "a.pem", "tls_key": "a.key"}, "TLS cannot be had"),
     ],
 )
-def test_half_of_a_setting_is_refused(options, reason):
-    given = {name.removeprefix("--").replace("-", "_"): value for name, value in zip(*[iter(options)] * 2, strict=True)}
+def test_half_of_a_setting_is_refused(given, reason):
     with pytest.raises(OSError, match=reason):
         Tls.of(Settings(**given))
 

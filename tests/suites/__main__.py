@@ -6,8 +6,7 @@
     .venv/bin/python -m tests.suites chosen           # runs it
     .venv/bin/python -m tests.suites run faults -- -x # runs suites by their names
 
-Owns: the order of phases, the pytest command of a suite, and what is printed of them. Every phase is one pytest; the
-first that fails ends `test`, `check` and `chosen`, while `nightly` goes on and fails at its end.
+Every phase is one pytest; the first that fails ends `test`, `check` and `chosen`, while `nightly` fails at its end.
 """
 
 from __future__ import annotations

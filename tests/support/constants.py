@@ -2,8 +2,7 @@
 
     python -m tests.support.constants app.fleet.plans._HEARTBEAT_TIMEOUT_S=2 -- serve --device null
 
-They hold in the server's process and in its forks (`running` in tests/support/service_process.py). With
-`guard=FILE` the event loop has a guard (tests/support/loop_guard.py).
+They hold in the server and in its forks. With `guard=FILE` the loop has a guard (tests/support/loop_guard.py).
 """
 
 from __future__ import annotations

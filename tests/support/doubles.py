@@ -2,8 +2,7 @@
 
     dispatching ─► a fleet without processes, its Submissions ─► Worker, Decoders: what they were given
 
-Owns: these doubles, and the steps that most tests take with them. Doubles that speak the real messages over sockets, in
-virtual time, are in tests/support/virtual_service.py.
+Doubles that speak the real messages over sockets, in virtual time, are in tests/support/virtual_service.py.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     with answering(service):  # The service was started with `guarded=True`.
         service.worker().kill()
 
-A thread asks /v2/health/live again and again: every request gets a 200, however long that takes on this machine. The
-guard in the server's process (tests/support/loop_guard.py) reports what holds the loop up. If the server is to end, as
-`ends` says, it may stop to answer.
+A thread asks /v2/health/live again and again: every request gets a 200, however long that takes. The server's guard
+(tests/support/loop_guard.py) reports what holds the loop up. If the server is to end (`ends`), it may stop to answer.
 """
 
 from __future__ import annotations

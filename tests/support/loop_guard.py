@@ -3,22 +3,19 @@
     with guarded() as guard:    # The running loop, asyncio's own.
         ...                     # Fails at the end if a callback held the loop up.
 
-In a service the runner of tests/support/constants.py sets the guard, on uvloop's loop too. It writes one line of a
-file for each callback that held the loop up (`answering` in tests/support/liveness.py reads them).
+In a service the runner of tests/support/constants.py sets the guard, on uvloop's loop too. It writes a line of a file
+for each callback that held the loop up (`answering` in tests/support/liveness.py reads them). A busy machine changes
+neither of the two measures:
 
-Owns: the two measures of holding up. Neither is time by the clock, so that a busy machine changes neither:
+- Computation is the processor's time of the callback's thread, counted in turns of an empty loop of Python, which the
+  same thread runs right after it: a slow processor, or a busy sibling, makes both slow.
+- A callback that waits in a call gives its processor up by itself: the system counts that (`ru_nvcsw`). The wait is the
+  time by the clock without the computation and without the wait for a processor. One switch interval of a wait for the
+  interpreter's lock does not count, as the lock's holder may have no processor. A thread that only sleeps tells when
+  any thread could run at all: a hypervisor takes the processors from all.
 
-- Computation is the processor's time of the callback's thread (`time.thread_time`), counted in turns of an empty loop
-  of Python, which the same thread runs right after it: a slow processor, or a busy sibling, makes both slow.
-- A callback that waits in a call gives its processor up by itself: the system counts that (`ru_nvcsw`). The wait
-  is the time by the clock without the computation and without the wait for a processor. A thread that waits for the
-  interpreter's lock gives the processor up once in each switch interval: that much does not count, as the lock's
-  holder may have no processor. A witness, a thread that only sleeps, tells when any thread could
-  run at all: a hypervisor takes the processors from all.
-
-Limits: a loop of many short waits is not seen, nor a thread that holds the interpreter's lock for long,
-nor a protocol that a transport of uvloop gets later. Without schedstat in the kernel only computation
-counts (`BLOCKED_IS_SEEN`).
+Limits: a loop of many short waits is not seen, nor a thread that holds the interpreter's lock for long, nor a protocol
+that a transport of uvloop gets later. Without schedstat in the kernel only computation counts (`BLOCKED_IS_SEEN`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     python -m tests.support.mutations [NUMBER …]
 
-Owns: the list, and a run of it in copies of the tree, so that nothing is changed here. CONTRIBUTING names it; a unit
-test checks that each fault can still be planted. Add one when you move code on which others' answers depend.
+They are planted in copies of the tree. Add one when you move code on which others' answers depend.
 """
 
 from __future__ import annotations

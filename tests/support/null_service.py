@@ -1,8 +1,7 @@
 """Service on the null device (docs/null.md), which fails on a test's demand, and the tests' requests to it.
 
-A test of faults starts its service with the fixture `serve` and nothing else: it makes the null device like real
-devices, and asserts that the service answered all the while and that nothing held its event loop up.
-tests/unit/test_rooms.py enforces this.
+A test of faults starts its service with the fixture `serve` and nothing else (tests/unit/test_rooms.py): it asserts
+that the service answered all the while and that nothing held its event loop up.
 """
 
 from __future__ import annotations

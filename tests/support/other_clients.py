@@ -1,8 +1,7 @@
 """Client runner: it asks a running service with one of other people's clients, and prints the results as JSON.
 
-Runs in the environment that tests/environments/make.py makes, without anything of anychip: one client a
-process, since several describe the same messages to protobuf. tests/service/test_other_clients.py starts it:
-python other_clients.py CLIENT http://HOST:PORT GRPC_ADDRESS IMAGE [EXAMPLE]
+Has nothing of anychip; one client a process, since several describe the same messages to protobuf.
+test_other_clients.py starts it: python other_clients.py CLIENT http://HOST:PORT GRPC_ADDRESS IMAGE [EXAMPLE]
 """
 
 import asyncio

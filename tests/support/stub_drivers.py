@@ -1,9 +1,6 @@
-"""Build of the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware.
-
-And of torch_openreg, a device of PyTorch's own tests, which needs no stub.
-
-Owns: the compiler's commands, the cache of builds, the variables that a child process needs. A build serves one
-version of torch: its headers are compiled in. It is whole or missing, also if several processes build at once.
+"""Build of the stub drivers of tests/support/stubs, so that vendors' own packages run without their hardware, and of
+torch_openreg, a device of PyTorch's own tests. A build serves one version of torch: its headers are compiled in. It is
+whole or missing, also if several processes build at once.
 
     cudart ─► PyTorch's own torch.cuda, in a Python with the CUDA 13 build of torch
     cann   ─► Huawei's own torch_npu, as its wheel has it, beside a CPU build of torch or one for CUDA

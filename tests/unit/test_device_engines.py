@@ -1,8 +1,7 @@
 """Engines for accelerators, without one: graphs on a device made of the CPU, vendors' compilers replaced by fakes.
 
-The fakes say what is passed to a compiler, not what it makes of it. Their calls are compared with the vendors' own
-sources in tests/simulated/test_vendor_sources.py. torch.cuda itself, over the stub driver, refuses to capture: see
-tests/support/device_contract.py.
+The fakes say what is passed to a compiler, not what it makes of it. tests/simulated/test_vendor_sources.py compares
+their calls with the vendors' own sources.
 """
 
 from __future__ import annotations

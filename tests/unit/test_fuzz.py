@@ -1,8 +1,7 @@
 """Bytes of strangers: each reader answers or refuses, soon and in bounded memory, and never fails in a way of its own.
 
-Structure-aware: what is well formed is made first, then bent. The seeds are below and in the examples of each test;
-what was found once stays there. `make fuzz` runs the same tests for hours (ANYCHIP_TEST_FUZZ_EXAMPLES). Checkpoints
-and the unpickler have tests/unit/test_checkpoint_fuzz.py, the keys file tests/unit/test_access.py.
+What is well formed is made first, then bent. What was found once stays in the examples of each test. `make fuzz` runs
+the same tests for hours (ANYCHIP_TEST_FUZZ_EXAMPLES).
 """
 
 from __future__ import annotations
