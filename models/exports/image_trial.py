@@ -245,7 +245,8 @@ def _tried(  # noqa: PLR0917
             raise
     by_itself = ""
     if not entry.levels and not about.exporter and not library_files.library_of(architecture):
-        levels, about, by_itself = _with_scale(about, core, entered(entry, pixels[:stated_batch]))
+        example = pixels[0] if is_single else entered(entry, pixels[:stated_batch])
+        levels, about, by_itself = _with_scale(about, core, example)
         if levels:
             entry = replace(entry, levels=True, of_bytes=takes_bytes)
             pixels = pixels * 255
