@@ -145,7 +145,9 @@ def test_a_signal_ends_the_child_of_a_tool_from_its_first_moment_on(monkeypatch,
 
     children: list[subprocess.Popen] = []
     monkeypatch.setattr(subprocess, "Popen", Signalled)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job ignores it.
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         start()
+    signal.signal(signal.SIGINT, before)
     [child] = children
     assert child.poll() is not None

@@ -1,8 +1,7 @@
 """Reader of vendors' packages without an import: the place where a name is defined, and the fit of our calls to it.
 
 The tables are vendor_api/*.json: for a package on the registry the adapter's calls and their reasons, for others the
-public names. For packages on the registry the newest wheel is downloaded (torch-npu 2.14.0: 44 MB, torch-tensorrt
-2.14.0: 4 MB) into the user's cache directory, once a version, and read as a zip file.
+public names. The registry's newest wheels are downloaded into the user's cache once, and read as zip files.
 """
 
 from __future__ import annotations

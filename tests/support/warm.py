@@ -1,8 +1,7 @@
 """Services and commands forked from a process that has imported their modules: a start costs no seconds of imports.
 
-They import the same modules as by themselves, compute nothing meanwhile, and then run like any other
-process. A process that depends on variables which libraries read when they load has to start from nothing (`running` in
-tests/support/service_process.py and `completed` do so if they get such variables).
+They import the same modules as by themselves, and compute nothing meanwhile. What depends on variables that libraries
+read when they load has to start from nothing (`running` in tests/support/service_process.py and `completed` do so).
 """
 
 from __future__ import annotations
