@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import Receive, Scope, Send
 
@@ -30,7 +30,7 @@ from app.ingress.budget import freeze
 from app.ingress.ingress import Ingress
 from app.ingress.listener import Listener, make_room
 from app.ingress.remote import RemoteLink
-from app.link import ServedModel, Tables
+from app.link import Administration, ServedModel, Tables
 from app.link_messages import (
     Closed,
     CounterDeltas,
@@ -85,6 +85,13 @@ async def _nothing_else(_scope: Scope, _receive: Receive, _send: Send) -> None:
     raise AssertionError("what is not for a hot route goes to the owner")
 
 
+@dataclass
+class _OwnersState:
+    """State that hot routes ask of `Administration`; the owner answers all other questions itself."""
+
+    draining: bool = False
+
+
 class _Server(Server):
     """Server that listens nowhere."""
 
@@ -99,8 +106,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._ending = asyncio.Event()
-        self._word: Any = SimpleNamespace(draining=False)
-        """What hot routes ask of Administration; the owner answers all other questions itself."""
+        self._state = _OwnersState()
         self._traffic: dict[str, Any] = {}
         self._server: _Server | None = None
 
@@ -136,7 +142,7 @@ class _Process:
             metrics,
             tracing,
             begin.simulated,
-            self._word,
+            cast(Administration, self._state),
             self._traffic,
         )
         most_bytes = int(begin.share * settings.max_buffered_bytes)
@@ -191,7 +197,7 @@ class _Process:
                 self._traffic.clear()
                 self._traffic.update(message.shares)
             case Draining():
-                self._word.draining = True
+                self._state.draining = True
             case Look():
                 self._link.on_counted()
                 self._talk.say(Here())

@@ -28,6 +28,7 @@ log = logging.getLogger("anychip.downloads")
 
 ATTEMPTS = 5
 PERIOD_S = 5.0
+"""Time between lines of the log on a download."""
 _CONNECT_TIMEOUT_S = 10.0
 _READ_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20

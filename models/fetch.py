@@ -33,6 +33,7 @@ log = logging.getLogger("anychip.downloads")
 
 _SIGNED_FOR = timedelta(hours=12)
 _PATIENCE = timedelta(seconds=10)
+"""Longest time for the credentials of the machine that runs this."""
 _WHOLE = "model.safetensors", "pytorch_model.bin"
 """Names that timm and transformers give the weights of a whole network."""
 _ALONE = ".safetensors", ".bin", ".onnx", ".pt", ".pth"

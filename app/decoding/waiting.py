@@ -100,6 +100,7 @@ class PendingImage(msgspec.Struct, eq=False):
     client: str = ""
     turn_s: float = 0.0
     wanted: int = 1
+    """Number of waiters."""
     pixels: int = 0
     large: bool = False
     """True if it may run only when a large one may."""

@@ -36,6 +36,7 @@ from models.tasks.tiles import Tiling
 
 Header = tuple[bytes, bytes]
 Content = tuple[bytes | memoryview, list[Header]]
+"""A body, and the headers that describe it."""
 
 
 def as_json(document: Any) -> Content:

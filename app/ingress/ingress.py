@@ -77,19 +77,17 @@ class Items(msgspec.Struct, Generic[T]):
     answer: Callable[[Result], Awaitable[T]] | None
 
     async def run(self, contents: Sequence[Content], numbers: Sequence[int] = ()) -> list[T]:
-        """Compute all items concurrently, all or nothing. `numbers`: of the images in a request of several.
+        """Compute all items concurrently, all or nothing. `numbers`: those of the contents' images, if the
+        request has several.
 
         Raises ServiceError; cancelled, they leave their queue.
         """
-        submitted: list[Token] = []
-        of: list[int] = []
+        runs: list[Coroutine[Any, Any, T]] = []
         for place, content in enumerate(contents):
-            submitted += self.replies.submit(self.room, content, self.options, len(submitted))
-            of += [*numbers[place : place + 1]] * (len(submitted) - len(of))
-        if len(submitted) == 1 and not of:
-            return [await self._run_one(submitted[0], 0)]
-        runs = [self._run_one(each, position) for position, each in enumerate(submitted)]
-        return await all_or_nothing(list(map(_named, of, runs)) if of else runs)
+            for submitted in self.replies.submit(self.room, content, self.options, len(runs)):
+                run = self._run_one(submitted, len(runs))
+                runs.append(_named(numbers[place], run) if numbers else run)
+        return [await runs[0]] if len(runs) == 1 else await all_or_nothing(runs)
 
     async def _run_one(self, submitted: Token, position: int) -> T:
         token, future = submitted

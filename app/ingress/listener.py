@@ -58,6 +58,7 @@ class Listener:
         self._refusal = b"" if tls else refusal
         self._loop = asyncio.get_running_loop()
         self._ends: dict[Any, Callable[[], None]] = {}
+        """Function that ends the count of a connection."""
         self._beginning: set[asyncio.Task[Any]] = set()
         self._logged_s = float("-inf")
         self.passing: Passing | None = None

@@ -59,8 +59,7 @@ def predict(
             f"{len(images)} images with max_detections {options.max_detections} may have {possible} detections, and a "
             f"request {_MOST_DETECTIONS}"
         )
-    numbers = range(len(images)) if len(images) > 1 else ()
-    return computed(ingress, served, images, terms, options=options, finish=finish, numbers=numbers)
+    return computed(ingress, served, images, terms, options=options, finish=finish)
 
 
 async def computed(
@@ -71,11 +70,10 @@ async def computed(
     *,
     options: Options,
     finish: Finish = PixelModel.postprocess,
-    numbers: Sequence[int] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Answer:
-    """Return the results of `finish` for images and parts of images, all or nothing; `numbers`: as of Items.run.
-
-    Raises ServiceError.
+    """Return the results of `finish` for images and parts of images, all or nothing. `numbers`: as of Items.run; None:
+    of several contents each is the next image. Raises ServiceError.
     """
 
     async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:
@@ -90,6 +88,8 @@ async def computed(
         made = await ingress.offload(finish, model, result.arrays, result.placement, options)
         return made, result.computed_by, True
 
+    if numbers is None:
+        numbers = range(len(contents)) if len(contents) > 1 else ()
     count = sum([len(each.regions) if isinstance(each, Regions) else 1 for each in contents])
     with ingress.link.reserve(served, count, terms) as room:
         answers = await Items(ingress.replies, room, options, answer).run(contents, numbers)

@@ -44,8 +44,7 @@ async def predict_tiled(
             "ask for larger tiles, or start the service with a larger --max-images"
         )
     contents = [Regions(image, places) for image, places in zip(images, regions, strict=True)]
-    numbers = range(len(images)) if len(images) > 1 else ()
-    answer = await computed(ingress, served, contents, terms, options=options, numbers=numbers)
+    answer = await computed(ingress, served, contents, terms, options=options)
     left = iter(answer.predictions)
     predictions = []
     for (width, height), places in zip(sizes, regions, strict=True):

@@ -197,6 +197,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 LIFE = ("upload", "decode", "queue", "infer", "postprocess")
 STAGES = LIFE[1:]
+"""Stages of one image; an upload is a request's, however many images it brings."""
 REJECTIONS = ("queue_full", "decode_queue_full", "buffer_full", "deadline", "not_ready", "loading")
 MEMORY_KINDS = ("allocated", "reserved", "used", "total")
 TELEMETRY = (

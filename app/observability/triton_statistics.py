@@ -14,6 +14,7 @@ FIRST_VERSION = "1"
 
 _NS = 1e9
 STAGES = {"decode": "compute_input", "queue": "queue", "infer": "compute_infer", "postprocess": "compute_output"}
+"""Stages by our names, with Triton's."""
 
 
 def of_version(name: str) -> tuple[str, str]:

@@ -56,6 +56,7 @@ OPTIONS = (
     Parameter("encoding", "string", "form of embeddings and depth maps", "auto", choices=("auto", "base64")),
     Parameter("masks", "string", "form of masks", "polygon", choices=("polygon", "rle", "png", "none")),
 )
+"""The fields of models.Options, in their order."""
 
 TILE = Parameter(
     "tile", "integer", "look at the image in tiles of so many pixels, too; 0: do not", None, 32, 100_000, or_zero=True

@@ -35,6 +35,7 @@ _STATES = {
     ModelState.UNAVAILABLE: "UNAVAILABLE",
     ModelState.UNLOADED: "UNAVAILABLE",
 }
+"""Our states, and Triton's words for them."""
 _FORMATS = {PIXELS: "FORMAT_NHWC", INPUT: "FORMAT_NCHW"}
 
 

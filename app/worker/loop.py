@@ -44,6 +44,7 @@ class _UnderWay:
 
 
 _Answer = tuple[Done | Failed, tuple[int, ...]]
+"""The message that answers a batch, and the descriptors that go with it."""
 
 
 class Worker:

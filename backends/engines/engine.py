@@ -348,6 +348,7 @@ def compiling(title: str, device: str) -> Iterator[None]:
 
 
 Call = Callable[[Tensor], Sequence[Tensor]]
+"""Network for one batch size: uint8 on the device -> its outputs there."""
 
 
 def by_torch_compile(

@@ -44,6 +44,7 @@ from backends.contract.backend import Telemetry
 from backends.telemetry.sampling import Tool, ToolError
 
 Members = Mapping[str, Any]
+"""Output of a tool for one device, by the tool's own names."""
 Names = Mapping[str, tuple[str, ...]]
 """Fields of Telemetry, each with the names that tools have for it, the best first."""
 
@@ -212,6 +213,7 @@ def cnmon_cards(text: str) -> dict[int, Members]:
 
 
 Parser = Callable[[str], Mapping[int, Telemetry]]
+"""Parser of a tool's output -> Telemetry by the tool's number of the device."""
 
 
 @dataclass(frozen=True)

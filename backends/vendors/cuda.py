@@ -87,3 +87,4 @@ class NvjpegDecoder(ImageDecoder):
 
 
 _RGB = 3
+"""Value of torchvision.io.ImageReadMode.RGB."""

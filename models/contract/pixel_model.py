@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 Form = Literal["pixels", "openvino", "finished"]
+"""Form of a network of images (backends.Form)."""
 
 
 @dataclass(frozen=True)

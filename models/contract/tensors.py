@@ -33,6 +33,7 @@ _ALIGNMENT_BYTES = 64  # Alignment of every input in an item, best for vector un
 
 
 Form = Literal["onnx", "program", "script", "openvino"]
+"""Form of a network of tensors (backends.Form)."""
 
 
 class InputError(ValueError):

@@ -62,6 +62,7 @@ _TIME_LIMIT_S = 600.0
 _CHILD = Path(__file__).with_name("child.py")
 _PROBES = 8
 _COUNT = ("torch", "torchvision", "numpy", "pillow", "onnxruntime", "openvino", "timm", "transformers", "safetensors")
+"""Packages that read files, compute them, or are the witness."""
 
 
 class _Strict(BaseModel):

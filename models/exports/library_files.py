@@ -28,6 +28,7 @@ GROUP = "anychip.libraries"
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 OPEN_CLIP = "open_clip_config.json"
 TIMM_WRAPPER = "timm_wrapper"
+"""The model_type of transformers for a network that timm builds."""
 MAX_SIDE = 1 << 16
 _SIZED, _NORMALISED = {"resize", "size"}, {"mean", "std"}
 """Keys by which an owner states the size of images, and the scale of their levels: with all, no processor is read."""

@@ -21,6 +21,7 @@ _LAYERS: Mapping[str, int] = {
     **dict.fromkeys(("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "linear", "matmul", "mm", "bmm"), 0),
     "addmm": 1,
 }
+"""Operators with weights, and the position of their input."""
 _LEVELS, _SHARES = 0.1, 1.5
 """Factors of networks that divide levels, and of those that divide shares by a deviation, lie below and above these."""
 _MEAN_LEVEL, _MEAN_SHARE = 20.0, 0.05

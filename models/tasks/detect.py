@@ -42,6 +42,7 @@ _LIMITS: Limits = {
 }
 _EXTRA_LIMITS = {"fp32": 0.01, "fp16": 0.05, "bf16": 0.5, "int8": 1.0}
 _LIMITS_WITH_EXTRAS: Limits = {name: {**limits, "extra": _EXTRA_LIMITS[name]} for name, limits in _LIMITS.items()}
+"""Limits of tasks that add to boxes."""
 
 _ANCHORS = 100  # Per image, those with the highest scores: the others are never part of an answer.
 _SAME_PLACE = 0.7  # Intersection over union of a detection and its counterpart.

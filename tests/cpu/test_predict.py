@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from anychip_tools.prediction import files
 from anychip_tools.prediction.drawing import draw
 from anychip_tools.prediction.files import COLUMNS, FileOutcome, ImageSource, Journal, convert, find_images, read_lines
 from app.arguments import CommandError
@@ -154,7 +153,7 @@ def test_masks_are_drawn_in_every_form_and_what_a_form_has_no_place_for_is_named
     file = image(tmp_path / "a.png", (80, 60))
     part = np.zeros((12, 20), np.uint8)
     part[2:9, 3:15] = 1
-    for form in ("rle", "png"):
+    for form in ("png", "rle"):
         [mask] = written(form, [(part, 8, 30)], 80, 60)
         found = {"label": "cat", "score": 0.5, "classes": [{"label": "tabby"}], "mask": mask}
         drawn = np.array(Image.open(draw(file.read_bytes(), {"detections": [found]}, tmp_path / "drawn.png")))
@@ -162,8 +161,8 @@ def test_masks_are_drawn_in_every_form_and_what_a_form_has_no_place_for_is_named
         assert (changed == (np.pad(part, ((5, 18), (8, 52))) > 0)).all(), form
     with Journal(tmp_path / "out.jsonl", "m", resume=False) as journal:
         journal.write(outcome("a.jpg", {**DETECTION, **found}), "w")
-    assert files.left_out(tmp_path / "out.jsonl", Path("out.csv")) == ["classes", "mask"]
-    assert files.left_out(tmp_path / "out.jsonl", Path("out.json")) == ["classes"]
+    assert convert(tmp_path / "out.jsonl", tmp_path / "out.csv") == ["classes", "mask"]
+    assert convert(tmp_path / "out.jsonl", tmp_path / "out.json") == ["classes"]
 
 
 def test_errors_are_the_files_own_and_the_exit_code_says_so(tmp_path, capsys):

@@ -185,8 +185,7 @@ def _write_all(predictor: LocalPredictor | RemotePredictor, parsed: argparse.Nam
         progress.update(task, completed=done)
         elapsed_s = progress.tasks[task].elapsed or 0.0
     if path != parsed.output:
-        files.convert(path, parsed.output)
-        if names := files.left_out(path, parsed.output):
+        if names := files.convert(path, parsed.output):
             print(f"anychip: {parsed.output} has no place for {', '.join(names)}: write .jsonl", file=sys.stderr)
         path.unlink()
     rate = f", {done / elapsed_s:.1f} images/s" if elapsed_s > 0 and done else ""

@@ -180,24 +180,17 @@ def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def convert(journal: Path, target: Path) -> None:
-    """Write `target` from a journal, in the form of its suffix, or leave it as it was. Raises CommandError, OSError."""
-    unfinished = target.with_name(f"{target.name}.unfinished")
+def convert(journal: Path, target: Path) -> list[str]:
+    """Write `target` from a journal, in the form of its suffix, or leave it as it was. Return the names in the answers
+    for which that form has no place. Raises CommandError, OSError.
+    """
+    unfinished, left_out = target.with_name(f"{target.name}.unfinished"), set[str]()
     try:
-        _WRITERS[target.suffix.lower()](journal, unfinished)
+        _WRITERS[target.suffix.lower()](journal, unfinished, left_out)
         os.replace(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def left_out(journal: Path, target: Path) -> list[str]:
-    """Return the names in a journal's answers for which the form of `target` has no place."""
-    names: set[str] = set()
-    for line in read_lines(journal):
-        names |= line.keys() - _IN_LINE
-        for each in line.get("detections") or line.get("classes") or line.get("areas") or ():
-            names |= each.keys() - (_IN_COCO if target.suffix.lower() == COCO else _IN_TABLE)
-    return sorted(names)
+    return sorted(left_out)
 
 
 def check_boxes(prediction: Line) -> None:
@@ -220,12 +213,14 @@ def check_format(output: Path, masks: str | None = None) -> None:
             raise CommandError(f"Parquet needs pyarrow: {how_to_install('parquet')}; or write .csv") from None
 
 
-def _rows(journal: Path) -> Iterator[tuple[Any, ...]]:
+def _rows(journal: Path, left_out: set[str]) -> Iterator[tuple[Any, ...]]:
     for line in read_lines(journal):
+        left_out |= line.keys() - _IN_LINE
         head = (line["file"], line.get("width"), line.get("height"))
         values = [{"label": name, "score": value} for name, value in line.get("values", {}).items()]
         found = line.get("detections") or line.get("classes") or line.get("areas") or values
         for each in found:
+            left_out |= each.keys() - _IN_TABLE
             box = each.get("box", {})
             places = tuple(box.get(name) for name in ("x1", "y1", "x2", "y2"))
             score = each.get("score", each.get("share"))
@@ -234,28 +229,28 @@ def _rows(journal: Path) -> Iterator[tuple[Any, ...]]:
             yield (*head, None, None, None, None, None, None, None, line.get("error"))
 
 
-def _write_csv(journal: Path, target: Path) -> None:
+def _write_csv(journal: Path, target: Path, left_out: set[str]) -> None:
     with target.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows(_rows(journal))
+        writer.writerows(_rows(journal, left_out))
 
 
-def _write_parquet(journal: Path, target: Path) -> None:
+def _write_parquet(journal: Path, target: Path, left_out: set[str]) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     text, whole, number = arrow.string(), arrow.int32(), arrow.float64()
     kinds = (text, whole, whole, text, whole, number, number, number, number, number, text)
     schema = arrow.schema(list(zip(COLUMNS, kinds, strict=True)))
-    every = _rows(journal)
+    every = _rows(journal, left_out)
     with parquet.ParquetWriter(target, schema) as writer:
         while held := list(islice(every, _ROWS_AT_A_TIME)):
             arrays = [arrow.array(column, kind) for column, kind in zip(zip(*held, strict=True), kinds, strict=True)]
             writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _write_coco(journal: Path, target: Path) -> None:
+def _write_coco(journal: Path, target: Path, left_out: set[str]) -> None:
     """Write images, annotations and categories, in two passes. `category_id` is the model's own `class_id`."""
     labels: dict[int, str] = {}
     with target.open("wb") as file:
@@ -266,7 +261,7 @@ def _write_coco(journal: Path, target: Path) -> None:
         )
         _write_list(file, images)
         file.write(b'],"annotations":[')
-        _write_list(file, _annotations(journal, labels))
+        _write_list(file, _annotations(journal, labels, left_out))
         file.write(b'],"categories":[')
         _write_list(file, ({"id": class_id, "name": labels[class_id]} for class_id in sorted(labels)))
         file.write(b"]}\n")
@@ -276,11 +271,13 @@ def _answered(journal: Path) -> Iterator[tuple[int, Line]]:
     yield from enumerate((line for line in read_lines(journal) if "error" not in line), 1)
 
 
-def _annotations(journal: Path, labels: dict[int, str]) -> Iterator[dict[str, Any]]:
+def _annotations(journal: Path, labels: dict[int, str], left_out: set[str]) -> Iterator[dict[str, Any]]:
     number = 0
     for image_id, line in _answered(journal):
         check_boxes(line)
+        left_out |= line.keys() - _IN_LINE
         for found in line["detections"]:
+            left_out |= found.keys() - _IN_COCO
             number += 1
             labels[found["class_id"]] = found["label"]
             annotation = {"id": number, "image_id": image_id, "category_id": found["class_id"], "score": found["score"]}
@@ -332,7 +329,7 @@ def _write_list(file: IO[bytes], documents: Iterator[dict[str, Any]]) -> None:
         file.write((b",\n" if number else b"\n") + orjson.dumps(document))
 
 
-_WRITERS: dict[str, Callable[[Path, Path], None]] = {
+_WRITERS: dict[str, Callable[[Path, Path, set[str]], None]] = {
     ".csv": _write_csv,
     ".parquet": _write_parquet,
     COCO: _write_coco,
