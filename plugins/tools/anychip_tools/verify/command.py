@@ -59,8 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(parsed: argparse.Namespace) -> int:
     """Return 0: all passed; 1: something failed; 2: no such device. Raises CommandError, OSError."""
-    # Else the children would go on: each is in its own session.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     settings = read_settings(parsed)
     from backends import simulated
 
