@@ -26,9 +26,11 @@ from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
 from models.onnx.forms import SEVERAL, as_detector, todays
-from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
+from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, call_operator, is_host
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
+_NUMBERS = {"Clip": (1, 2), "NonMaxSuppression": (3, 4), "Pad": (2,), "Resize": (1, 2)}
+"""Places of the inputs that an operator reads as numbers of the host."""
 _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
 
@@ -96,7 +98,7 @@ class OnnxPart(nn.Module):
 
 def computed(call: OperatorCall, inputs: list[Any]) -> Any:
     """Compute an operator."""
-    return OPERATORS[call.operator](inputs, call.attributes)
+    return call_operator(call.operator, inputs, call.attributes)
 
 
 class _Layer(nn.Module):
@@ -152,7 +154,7 @@ class OnnxGraph(nn.Module):
         for node in reversed(nodes):
             if needed.intersection(node.outputs):
                 needed.update(node.inputs)
-        nodes = [node for node in nodes if needed.intersection(node.outputs)]
+        nodes = [_with_numbers(node, known) for node in nodes if needed.intersection(node.outputs)]
         heads, tails = _parted(nodes)
         made = {each for node in heads for each in node.outputs} | set(inputs)
         border = sorted(made & ({each for node in tails for each in node.inputs} | set(outputs)))
@@ -184,7 +186,7 @@ class OnnxGraph(nn.Module):
                 raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
         try:
             with torch.no_grad():
-                found = OPERATORS[node.operator]([known[name] for name in node.inputs], _attributes(node))
+                found = call_operator(node.operator, [known[name] for name in node.inputs], _attributes(node))
         except Exception as error:
             raise WeightsError(f"{self.file_name} has a {node.operator} that cannot be computed: {error}.") from error
         results = found if isinstance(found, tuple) else (found,)
@@ -238,6 +240,16 @@ def _parted(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
         else:
             tails.append(node)
     return heads[::-1], tails[::-1]
+
+
+def _with_numbers(node: Node, known: dict[str, Any]) -> Node:
+    """Give an operator its constant numbers on the host: tracers and device graphs do not read them from tensors."""
+    inputs = list(node.inputs)
+    for place in _NUMBERS.get(node.operator, ()):
+        if place < len(inputs) and isinstance(value := known.get(inputs[place]), Tensor):
+            inputs[place] = f"numbers of {inputs[place]}"
+            known[inputs[place]] = as_numbers(value)
+    return replace(node, inputs=tuple(inputs))
 
 
 def _planned(nodes: Sequence[Node], kept: set[str]) -> tuple[OperatorCall, ...]:

@@ -332,13 +332,18 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 
 def _to_nearest(tensor: Tensor, axes: Sequence[_Axis], how: str, rounding: str) -> Tensor:
-    indices = [axis.nearest(how, rounding) for axis in axes]
-    same = [
-        np.array_equal(found, np.arange(axis.after) * axis.before // axis.after)
-        for found, axis in zip(indices, axes, strict=True)
-    ]
-    if all(same) and len(axes) <= len(_TORCHS["linear"]) and tensor.is_floating_point():
+    places = [_nearest(axis.before, axis.after, axis.factor, how, rounding) for axis in axes]
+    if not any(places) and len(axes) <= len(_TORCHS["linear"]) and tensor.is_floating_point():
         return functional.interpolate(tensor, [axis.after for axis in axes])
-    for place, found in enumerate(indices, 2):
-        tensor = tensor.index_select(place, torch.from_numpy(found).to(tensor.device))
+    for place, (axis, found) in enumerate(zip(axes, places, strict=True), 2):
+        indices = found or [number * axis.before // axis.after for number in range(axis.after)]
+        tensor = tensor.index_select(place, torch.tensor(indices, device=tensor.device))
     return tensor
+
+
+# TorchDynamo does not follow numpy's numbers into a condition.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _nearest(before: int, after: int, factor: float, how: str, rounding: str) -> list[int] | None:
+    """Return the index of the input for each output; None for those of `interpolate`. Raises UnsupportedError."""
+    found = _Axis(before, after, factor).nearest(how, rounding)
+    return None if np.array_equal(found, np.arange(after) * before // after) else found.tolist()

@@ -24,6 +24,9 @@ Operator = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 OPERATORS: dict[str, Operator] = {}
 
+_OF_ROWS = ("Cast", "Reshape", "Slice", "Transpose")
+"""Operators that take numbers of the host in rows, too: PyTorch's export makes the numbers of a Pad by them."""
+
 _TYPES = {
     **dict.fromkeys((1, 10, 16), torch.float32),  # float16 and bfloat16, too: the engine chooses the precision.
     2: torch.uint8,
@@ -67,7 +70,20 @@ def as_numbers(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
         numbers: list[Any] = value.reshape(-1).tolist()
         return numbers
+    if _in_rows(value):
+        return [number for row in value for number in row]
     return list(value) if isinstance(value, list) else [value]
+
+
+def _in_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
+
+
+def call_operator(operator: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    """Compute an operator. Raises UnsupportedError, and what PyTorch raises."""
+    if operator not in _OF_ROWS:
+        inputs = [as_tensor(value) if _in_rows(value) else value for value in inputs]
+    return OPERATORS[operator](inputs, attributes)
 
 
 def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
@@ -103,6 +119,13 @@ def _divided(one: Tensor, other: Tensor) -> Tensor:
     return torch.div(one, other, rounding_mode="trunc")
 
 
+def _quotient(one: Any, other: Any) -> Any:
+    """Divide whole numbers of shapes towards zero, as ONNX does. A tracer's numbers can be tensors."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return torch.div(one, other, rounding_mode="trunc")
+    return one // other if (one < 0) == (other < 0) else -(-one // other)
+
+
 def _power(base: Tensor, exponent: Tensor) -> Tensor:
     if base.is_floating_point():
         return torch.pow(base, exponent.to(base.dtype))
@@ -113,7 +136,7 @@ for _name, _on_tensors, _on_numbers in (
     ("Add", torch.add, lambda a, b: a + b),
     ("Sub", torch.sub, lambda a, b: a - b),
     ("Mul", torch.mul, lambda a, b: a * b),
-    ("Div", _divided, lambda a, b: a // b if (a < 0) == (b < 0) else -(-a // b)),
+    ("Div", _divided, _quotient),
     ("Mod", torch.remainder, lambda a, b: a % b),
     ("Pow", _power, lambda a, b: a**b),
     ("Equal", torch.eq, lambda a, b: a == b),
@@ -272,10 +295,16 @@ OPERATORS |= {
     "Range": lambda inputs, attributes: torch.arange(*(as_numbers(value)[0] for value in inputs)),
     "Size": lambda inputs, attributes: math.prod(inputs[0].shape),
     "Tile": lambda inputs, attributes: as_tensor(inputs[0]).repeat(as_numbers(inputs[1])),
-    "Transpose": lambda inputs, attributes: inputs[0].permute(
-        attributes.get("perm") or tuple(reversed(range(inputs[0].ndim)))
-    ),
 }
+
+
+@operator("Transpose")
+def _transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+    order = attributes.get("perm")
+    if _in_rows(inputs[0]) and order in (None, [1, 0], (1, 0)):
+        return [list(numbers) for numbers in zip(*inputs[0], strict=True)]
+    tensor = as_tensor(inputs[0])
+    return tensor.permute(order or tuple(reversed(range(tensor.ndim))))
 
 
 @operator("Shape")
@@ -288,8 +317,11 @@ def _shape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     wanted = as_numbers(inputs[1])
     if is_host(inputs[0]):
-        if wanted in ([-1], [len(as_numbers(inputs[0]))]):
-            return as_numbers(inputs[0])
+        numbers = as_numbers(inputs[0])
+        if wanted in ([-1], [len(numbers)]):
+            return numbers
+        if wanted == [-1, 2]:
+            return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
         return as_tensor(inputs[0]).reshape(wanted)
     if not attributes.get("allowzero", 0):
         wanted = [
@@ -368,9 +400,10 @@ def _slice(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     axes = _axes_of(inputs, attributes, 3)
     steps = [1] * len(starts) if input_at(inputs, 4) is None else as_numbers(inputs[4])
     axes = list(range(len(starts))) if axes is None else axes
-    if is_host(inputs[0]):
-        return as_numbers(inputs[0])[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
-    tensor = inputs[0]
+    if is_host(inputs[0]) and (axes == [0] or not _in_rows(inputs[0])):
+        host = inputs[0] if _in_rows(inputs[0]) else as_numbers(inputs[0])
+        return host[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
+    tensor = as_tensor(inputs[0])
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         tensor = _sliced(tensor, axis % tensor.ndim, start, end, step)
     return tensor

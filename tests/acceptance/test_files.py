@@ -20,7 +20,7 @@ NAMES = (
     *OURS,
     *("torch", "torchvision", "numpy", "cv2", "PIL", "onnx", "onnxruntime", "openvino", "orjson", "msgspec"),
     *("json", "pickle", "random", "queue", "socket", "asyncio", "logging", "multiprocessing", "subprocess", "tempfile"),
-    *("threading", "runpy", "signal", "struct", "pydantic"),
+    *("runpy", "signal", "struct", "pydantic"),
 )
 """Ours, libraries, and modules of Python that no script of pip and no .pth file imports before the command begins."""
 

@@ -155,8 +155,9 @@ def test_make_demo_and_what_is_asked_of_it(reader, clone, same_classes):
 def test_a_model_of_your_own(reader, clone, ultralytics_files, same_boxes):
     for name in ("best.onnx", "street.jpg"):
         shutil.copy(ultralytics_files.folder / name, clone)
-    with started(reader, CARS, clone) as (_, beside):
+    with started(reader, CARS, clone) as (service, beside):
         [found] = ask(beside, ASK_CARS, clone)["predictions"]
+        assert '"engine": "openvino"' in json.dumps(ask(beside, f"curl -fsS {service.address}/v1/models", clone))
     same_boxes(found["detections"], ultralytics_files.answers["best.onnx"])
 
 

@@ -82,7 +82,8 @@ def test_what_cannot_be_set_up_is_refused_with_the_remedy(seen, kind, says, monk
         ("8.2.RC1", "2.6.0", "2.6.0"),
     ],
 )
-def test_cann_decides_about_torch_npu(cann, torch, plugin):
+def test_cann_decides_about_torch_npu(cann, torch, plugin, monkeypatch):
+    monkeypatch.setattr(install, "NO_NUMPY_1", (4, 0))
     choice = install.choose_torch(install.Signals(ascend=True, cann=cann), "auto", PINNED)
     assert dict(choice.pins) == {"torch": torch, "torch-npu": plugin}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class Small(nn.Module):
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.SiLU(), nn.Conv2d(8, 8, 3, 2, 1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.body(x)
+        y = nn.functional.interpolate(self.body(x), scale_factor=2).clamp(-2, 6)  # Resize, Clip.
+        y = torch.cat(nn.functional.pad(y, (0, 1)).chunk(2, 1), 1)  # Pad; Shape, Div and Slice.
         batch, channels, height, width = y.shape
         y = y.reshape(batch, 2, channels // 2, height * width).softmax(1).flatten(1, 2)
         return torch.cat((y * 8, y.sigmoid()), 1)
@@ -107,6 +109,16 @@ def test_a_file_of_batch_one_takes_batches_when_its_shapes_are_freed(small: Path
         torch.testing.assert_close(together[row : row + 1], alone)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace, by which OpenVINO reads networks, is deprecated.
+def test_every_tracer_follows_the_whole_graph(small: Path) -> None:
+    """Else TensorRT and OpenVINO refuse it, and TorchDynamo computes its parts one by one."""
+    graph, _ = load_onnx(small)
+    example = torch.rand(1, 3, 32, 32)
+    exported = torch.export.export(graph, (example,)).module()
+    for traced in (torch.compile(graph, backend="eager", fullgraph=True), exported, torch.jit.trace(graph, example)):
+        torch.testing.assert_close(traced(example), graph(example))
+
+
 def test_weights_whose_file_is_cut_short_are_said_to_be(tmp_path: Path) -> None:
     tensor = onnx.TensorProto(name="w", dims=[4], data_type=F, data_location=onnx.TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="w.bin")
@@ -124,9 +136,7 @@ def test_a_constant_that_asks_for_all_memory_is_refused(tmp_path: Path) -> None:
         load_onnx(written(tmp_path / "bomb.onnx", nodes, [shape]))
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=200, deadline=None, suppress_health_check=[*HealthCheck])
 @given(edits=st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), min_size=1, max_size=6), cut=st.booleans())
 def test_a_changed_file_is_read_or_refused(
     small: Path, tmp_path: Path, edits: list[tuple[int, int]], cut: bool
@@ -136,15 +146,12 @@ def test_a_changed_file_is_read_or_refused(
         content[place % len(content)] = value
     path = tmp_path / "changed.onnx"
     path.write_bytes(content[: edits[0][0] % len(content)] if cut else content)
+    sentence = "changed.onnx is read"
     try:
-        graph, _ = load_onnx(path)
+        assert load_onnx(path)[0].core.input_names
     except WeightsError as error:
         sentence = str(error)
-    else:
-        assert graph.core.input_names
-        return
-    assert sentence.startswith("changed.onnx")
-    assert "\n" not in sentence
+    assert re.fullmatch("changed.onnx.*", sentence)
 
 
 def computed(
@@ -200,13 +207,6 @@ def test_before_opset_11_places_are_asymmetric(mode: str, operator: str, opset: 
 def test_what_is_not_computed_is_named(operator: str, inputs: Any, attributes: dict[str, Any], said: str) -> None:
     with pytest.raises(WeightsError, match=rf"^a\.onnx uses .*{said}.*, which is not computed here\.$"):
         computed(operator, [[GRID]], *inputs, **attributes)
-
-
-def test_opset_10_takes_the_next_number_where_it_leaves_some_out() -> None:
-    """As ONNX's own test of opset 10, resize_downsample_nearest."""
-    values = [[[[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]]]
-    scales = np.array([1, 1, 0.6, 0.6], np.float32)
-    assert computed("Resize", values, scales, opset=10, mode="nearest")[0, 0].tolist() == [[1, 3]]
 
 
 def value(name: str, shape: tuple[Any, ...], kind: str = "<f4") -> Value:
