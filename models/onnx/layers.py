@@ -341,9 +341,12 @@ def _to_nearest(tensor: Tensor, axes: Sequence[_Axis], how: str, rounding: str) 
     return tensor
 
 
-# TorchDynamo does not follow numpy's numbers into a condition.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _nearest(before: int, after: int, factor: float, how: str, rounding: str) -> list[int] | None:
     """Return the index of the input for each output; None for those of `interpolate`. Raises UnsupportedError."""
     found = _Axis(before, after, factor).nearest(how, rounding)
     return None if np.array_equal(found, np.arange(after) * before // after) else found.tolist()
+
+
+# TorchDynamo does not follow numpy's numbers into a condition. `torch.compiler.assume_constant_result` says the same, and
+# imports all of TorchDynamo into each worker.
+_nearest._dynamo_marked_constant = True  # type: ignore[attr-defined]
