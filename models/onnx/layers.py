@@ -347,6 +347,6 @@ def _nearest(before: int, after: int, factor: float, how: str, rounding: str) ->
     return None if np.array_equal(found, np.arange(after) * before // after) else found.tolist()
 
 
-# TorchDynamo does not follow numpy's numbers into a condition. `torch.compiler.assume_constant_result` says the same, and
-# imports all of TorchDynamo into each worker.
+# TorchDynamo does not follow numpy's numbers into a condition. torch.compiler.assume_constant_result says the same, and
+# imports all of it into each worker.
 _nearest._dynamo_marked_constant = True  # type: ignore[attr-defined]
