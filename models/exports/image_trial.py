@@ -33,7 +33,7 @@ from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation,
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import NOTHING, check_axes, has_two_orders, located
-from models.exports.scale import at_first_layer, scale_of
+from models.exports.scale import Scale, at_first_layer, may_take_blue_first, scale_of
 from models.onnx.file import DamagedError, OnnxFile, Value, read_onnx
 from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxPart
@@ -65,6 +65,11 @@ _UNSTATED = (
     "nothing says which pixels it takes, whose channels come last or which has no axis of a batch: state "
     '"channels", and "input": "levels" or "mean" and "std" of pixels in 0 to 1, of which 0.5 and 0.5 make -1 to 1'
 )
+_BLUE_FIRST = (
+    "it exchanges red and blue before its first layer, or subtracts ImageNet's means in the order blue, green, red: "
+    'state "channels": "bgr" where its input has blue first, as OpenCV reads images, else "rgb"'
+)
+_OF_INT8 = "its input is of int8, whose zero it does not say: export it with an input of uint8 or floats"
 _NOT_READ = '"mean" and "std" are not read, as its input is of levels, which it normalises itself'
 _IN_0_TO_1 = (
     "nothing states its normalisation, so pixels are 0 to 1, as for YOLO, RT-DETR and D-FINE: for others, such as "
@@ -129,7 +134,9 @@ def tried(  # noqa: PLR0917
         if sidecar is None:
             implied = library_files.builder().implied_by(form, file)
             sidecar, takes = implied, task_class(implied["task"]).takes
-    is_detr = onnx is not None and _is_detr(onnx)
+    named = [] if onnx is None else [value.name for value in onnx.outputs]
+    taken = set() if onnx is None else {value.name for value in onnx.inputs}
+    is_detr = len(taken) == 2 and taken > SIZES.keys() and named == [*DETR_OUTPUTS]
     detector = None if onnx is None else as_detector(onnx)
     of_rfdetr = "" if onnx is None else _task_of_rfdetr(onnx)
     if of_rfdetr:
@@ -154,7 +161,7 @@ def tried(  # noqa: PLR0917
             about = about.model_copy(update={"labels": _labels_of_torchvision(about.labels)})
         if detector is not None and about.takes != "outputs":
             about = about.model_copy(update={"layout": "torchvision", "labels": _labels_of_torchvision(about.labels)})
-        if onnx is not None and [value.name for value in onnx.outputs][:2] == ["logits", "pred_boxes"]:
+        if named[:2] == ["logits", "pred_boxes"]:
             about = about.model_copy(update={"boxes_second": True})
         texts = {name: text for name, text in metadata.items() if about.takes == "outputs" and isinstance(text, str)}
         if finished is not None:
@@ -243,14 +250,20 @@ def _tried(  # noqa: PLR0917
                 break
         else:
             raise
-    by_itself = ""
-    if not entry.levels and not about.exporter and not library_files.library_of(architecture):
+    by_itself, of_openvino = "", core if isinstance(core, OpenVinoGraph) else None
+    at_layer = of_openvino.at_first_layer if of_openvino else partial(at_first_layer, core)
+    if not about.exporter and not library_files.library_of(architecture):
         example = pixels[0] if is_single else entered(entry, pixels[:stated_batch])
-        levels, about, by_itself = _with_scale(about, core, example)
-        if levels:
-            entry = replace(entry, levels=True, of_bytes=takes_bytes)
-            pixels = pixels * 255
-            outputs = run(pixels[:stated_batch])
+        if not about.channels and entry.channels == 3:
+            is_exchanged, axis = bool(of_openvino and of_openvino.is_exchanged), -1 if entry.last else -3
+            if may_take_blue_first(at_layer, example, axis, is_exchanged=is_exchanged):
+                raise ValueError(_BLUE_FIRST)
+        if not entry.levels:
+            levels, about, by_itself = _with_scale(about, scale_of(at_layer, example), is_openvino=bool(of_openvino))
+            if levels:
+                entry = replace(entry, levels=True, of_bytes=takes_bytes)
+                pixels = pixels * 255
+                outputs = run(pixels[:stated_batch])
     is_silent = about.mean is None and about.std is None and about.input is None and not entry.levels
     is_torchvision = by_itself and not entry.levels  # All its detectors normalise pixels of 0 to 1.
     if (entry.last and is_silent and not about.exporter) or (
@@ -443,14 +456,10 @@ def _pictures(size: tuple[int, int]) -> Tensor:
     return torch.stack(found)
 
 
-def _with_scale(about: Description, core: Callable[..., Any], given: Tensor) -> tuple[bool, Description, str]:
+def _with_scale(about: Description, scale: Scale, *, is_openvino: bool) -> tuple[bool, Description, str]:
     """Find whether an input of floats is of levels, by what the network does to it; the facts with it, and a note."""
-    if isinstance(core, OpenVinoGraph):
-        scale = scale_of(core.at_first_layer, given)
-    else:
-        scale = scale_of(partial(at_first_layer, core), given)
     is_stated = about.mean is not None or about.std is not None
-    if not scale and isinstance(core, OpenVinoGraph) and not is_stated and not about.input:
+    if not scale and is_openvino and not is_stated and not about.input:
         raise ValueError(
             "OpenVINO may have put a division by 255 into its first weights, where nobody sees it, and it does not say "
             'whether it has: state "input": "levels" beside it where its input is 0 to 255, else "mean" and "std", or '
@@ -482,6 +491,8 @@ def _entry_of(graph: Graph, size: tuple[int, int] | None) -> tuple[tuple[int, in
     datatypes, shapes = graph.signature.datatypes, graph.signature.shapes
     if len(shapes) != 1 or shapes[0] is None or len(shapes[0]) != 4:
         return size, 1, USUAL
+    if datatypes[0] == "INT8":
+        raise ValueError(_OF_INT8)
     seen = f"{graph.signature.names[0]} {list(shapes[0])}"
     size, batch, _, entry = _of_shape(shapes[0], "INT" in str(datatypes[0]), size, seen)
     return size, batch, replace(entry, of_bytes=entry.levels)
@@ -563,11 +574,6 @@ def _likely(outputs: Sequence[Value], size: tuple[int, int]) -> tuple[str, int]:
     return ("segment", 0) if 4 in ranks else ("detect", 0)
 
 
-def _is_detr(onnx: OnnxFile) -> bool:
-    names = {value.name for value in onnx.inputs}
-    return len(names) == 2 and SIZES.keys() < names and tuple(value.name for value in onnx.outputs) == DETR_OUTPUTS
-
-
 def _task_of_rfdetr(onnx: OnnxFile) -> str:
     """Return the task of an export of RF-DETR, by its names and boxes without a score; "" for other files."""
     first = onnx.outputs[0].shape or (0,) if onnx.outputs else (0,)
@@ -592,7 +598,7 @@ def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int
         shapes = [(1, *shapes[0])]
     kind = onnx.inputs[0].dtype
     if kind == np.int8:
-        raise ValueError("its input is of int8, whose zero it does not say: export it with an input of uint8 or floats")
+        raise ValueError(_OF_INT8)
     return _of_shape(shapes[0] if len(shapes) == 1 else None, kind is not None and kind.kind in "ui", size, seen)
 
 

@@ -59,6 +59,7 @@ _ONNX_DATATYPES = {
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OPENVINO_LAYERS = ("Convolution", "GroupConvolution", "MatMul")
 _OPENVINO_LINEAR = ("Add", "Clamp", "Gather", "Reshape", "Slice", "Split", "StridedSlice", "Transpose", "VariadicSplit")
+_OPENVINO_YUV = {f"{given}to{found}" for given in ("NV12", "I420") for found in ("RGB", "BGR")}
 _OBJECTS = ("custom_obj_", "opaque_obj_")  # Constants of a .pt2 that are no tensors: pickled objects of any kind.
 
 _FOLDER_OF_WEIGHTS = "session.model_external_initializers_file_folder_path"
@@ -167,6 +168,9 @@ class OpenVinoGraph(RuntimeGraph):
         except Exception as error:  # The lines before the last one name places in OpenVINO's sources.
             reason = reason_of(Exception(str(error).strip().rpartition("\n")[2]))
             raise WeightsError(f"{Path(file).name} cannot be read as a network of OpenVINO: {reason}.") from error
+        if kinds := _OPENVINO_YUV.intersection(each.get_type_name() for each in self._model.get_ordered_ops()):
+            line = "tensor().set_color_format(ColorFormat.RGB) of its PrePostProcessor makes it take RGB"
+            raise WeightsError(f"{Path(file).name} takes pixels in YUV ({min(kinds)}): {line}.")
         self._types = [port.get_element_type().to_dtype() for port in self._model.inputs]
         self.signature = GraphSignature(
             [f"input {number}" for number in range(len(self._types))],
@@ -188,15 +192,21 @@ class OpenVinoGraph(RuntimeGraph):
     def at_first_layer(self, tensor: Tensor) -> Tensor | None:
         """Return what the first layer with weights gets; None if there is none, or OpenVINO cannot compile it alone."""
         before = self._before_first_layer
-        return None if before is None else torch.from_numpy(np.array(before([tensor.numpy()])[0], np.float32))
+        given = tensor.numpy().astype(self._types[0])
+        return None if before is None else torch.from_numpy(np.array(before([given])[0], np.float32))
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Whether OpenVINO has put an exchange of red and blue into the first weights, as their name says."""
+        layer = next((each for each in self._model.get_ordered_ops() if each.get_type_name() in _OPENVINO_LAYERS), None)
+        return layer is not None and layer.input_value(1).get_node().get_friendly_name().startswith("Gather_")
 
     @cached_property
     def _before_first_layer(self) -> Any:
         import openvino
 
         model = self._model.clone()
-        layers = (each for each in model.get_ordered_ops() if each.get_type_name() in _OPENVINO_LAYERS)
-        first = next(layers, None)
+        first = next((each for each in model.get_ordered_ops() if each.get_type_name() in _OPENVINO_LAYERS), None)
         if first is None:
             return None
         before = openvino.Model([first.input_value(0)], model.get_parameters(), "before the first layer")
@@ -299,7 +309,9 @@ class ScriptGraph(Graph):
         wanted = [each for each in arguments if not each.has_default_value()]
         strange = [each.name for each in wanted if str(each.type) != "Tensor"]
         if strange:
-            raise WeightsError(f"{Path(file).name} takes {', '.join(strange)}, which is not a tensor.")
+            raise WeightsError(
+                f"{Path(file).name} takes {', '.join(strange)}, no tensor: export one that takes tensors alone."
+            )
         names = [each.name for each in wanted]
         self.signature = GraphSignature(names, [None] * len(names), [None] * len(names))
 

@@ -1,8 +1,9 @@
-"""Scale of an exported network's input, by what the network does to it before its first layer with weights.
+"""Scale and order of an exported network's input, by what the network does to it before its first layer with weights.
 
     pictures of one grey ─► what the first layer gets: factor * grey + shift ─► levels, shares, or nobody knows
+    red and blue pictures ─► which channels of that they change, and by which mean ─► blue may be first
 
-Owns: this measurement. Must not know files, nor what their owners state.
+Owns: these measurements. Must not know files, nor what their owners state.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _LAYERS: Mapping[str, int] = {
 _LEVELS, _SHARES = 0.1, 1.5
 """Factors of networks that divide levels, and of those that divide shares by a deviation, lie below and above these."""
 _MEAN_LEVEL, _MEAN_SHARE = 20.0, 0.05
+_BLUE_AND_RED, _NEAR = (0.406, 0.485), 3e-3  # ImageNet's means, and how far from them those of other programs are.
 _SAME = 1e-3
 _OF_LINEAR = 5e-3  # Half a step of 8 bits is less.
 _LEAST = 1e-6
@@ -54,6 +56,29 @@ def at_first_layer(run: Callable[[Tensor], object], pixels: Tensor) -> Tensor | 
     except Exception:  # Runtimes wrap what ended the run; a run that fails for another reason has kept nothing.
         pass
     return mode.seen
+
+
+def may_take_blue_first(
+    at_layer: Callable[[Tensor], Tensor | None], pixels: Tensor, axis: int, *, is_exchanged: bool = False
+) -> bool:
+    """Return True if the network subtracts ImageNet's means with blue first; or if its first layer gets the last
+    channel of `pixels` before the first, or has exchanged weights, and those means do not say that red is first.
+    """
+    black, changed, means = at_layer(torch.zeros_like(pixels)), list[Tensor](), list[float]()
+    for channel in (0, 2):
+        given = torch.zeros_like(pixels)
+        given.select(axis, channel).fill_(255)
+        seen = at_layer(given)
+        if black is None or seen is None or seen.shape != black.shape:
+            return is_exchanged
+        of_channel = seen - black
+        changed.append(of_channel.movedim(1 if seen.ndim == 4 else -1, 0).flatten(1).abs().amax(1) > _LEAST)
+        mean = float((-255 * black / of_channel)[of_channel.abs() > _LEAST].median())
+        means.append(mean / 255 if mean > 1 else mean)
+    if all(abs(one - other) < _NEAR for one, other in zip(sorted(means), _BLUE_AND_RED, strict=True)):
+        return means[0] < means[1]
+    red, blue = (each.nonzero().double() for each in changed)
+    return is_exchanged or (not bool((changed[0] & changed[1]).any()) and bool(red.mean() > blue.mean()))
 
 
 def scale_of(at_layer: Callable[[Tensor], Tensor | None], pixels: Tensor) -> Scale:

@@ -79,6 +79,18 @@ def test_another_engine_or_device_is_refused_with_what_helps(tmp_path: Path) -> 
             compile_first([EagerEngine(row("fp32"))], form.network(), "npu:0", ("fp32",), (1,))
 
 
+def test_pixels_in_yuv_are_refused(tmp_path: Path) -> None:
+    file, colours = written(tmp_path, [1], np.float32), openvino.preprocess.ColorFormat
+    builder = openvino.preprocess.PrePostProcessor(openvino.Core().read_model(file).clone())
+    builder.input().tensor().set_element_type(openvino.Type.u8).set_color_format(colours.NV12_SINGLE_PLANE)
+    builder.input().model().set_layout(openvino.Layout("NCHW"))
+    builder.input().preprocess().convert_color(colours.RGB).convert_element_type(openvino.Type.f32)
+    openvino.save_model(builder.build(), tmp_path / "yuv.xml")
+    (tmp_path / "yuv.json").write_text('{"task": "classify"}')
+    with pytest.raises(WeightsError, match=r"takes pixels in YUV \(NV12toRGB\): .*ColorFormat\.RGB"):
+        open_model(parse_spec(str(tmp_path / "yuv.xml")), tmp_path)
+
+
 @pytest.mark.parametrize(("names", "found"), [("cat dog big_bird cow hen", "big_bird"), ("cat dog", "")])
 def test_labels_that_model_api_has_written_into_the_file_are_read(tmp_path: Path, names: str, found: str) -> None:
     file = written(tmp_path, [1], np.float32, sidecar='{"task": "classify", "input": "floats"}')
