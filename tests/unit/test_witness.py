@@ -129,6 +129,22 @@ def test_a_network_that_enlarges_rounding_is_no_misreading(tmp_path: Path, monke
     assert said_of(file).startswith("each operator computes what ONNX Runtime")
 
 
+def test_halves_that_only_some_runs_round_are_no_misreading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime rounds a value to float16 where it is asked for it, and may compute on with what it was before."""
+    make, count = onnx.helper.make_node, 61
+    for name, value in (("_AT_ONCE", count), ("_WHOLE_IN_HALVES", 0.0), ("_ALONE_IN_HALVES", 1e-3)):
+        monkeypatch.setattr(witness, name, value)
+    nodes = [make("Cast", ["images"], ["0"], to=onnx.TensorProto.FLOAT16)]
+    for n in range(1, count, 2):
+        nodes += [make("Mul", [f"{n - 1}", "by"], [f"{n}"]), make("Concat", [f"{n}"], [f"{n + 1}"], axis=1)]
+    nodes += [make("Exp", ["60"], ["end"]), make("Cast", ["end"], ["y"], to=onnx.TensorProto.FLOAT)]
+    file = saved(tmp_path / "a.onnx", nodes, [onnx.numpy_helper.from_array(np.array([1.01], np.float16), "by")])
+    assert said_of(file).startswith("each operator computes what ONNX Runtime")
+    monkeypatch.setitem(OPERATORS, "Exp", changed("Exp", lambda found: found * 0.99))
+    with pytest.raises(WeightsError, match="Exp 'end' differs by"):
+        said_of(file)
+
+
 def test_a_misreading_is_refused_though_operators_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
