@@ -236,7 +236,8 @@ class SegmentSemantic(TaskAdapter):
         factor = mask_reduction(width, height)
         size = max(1, round(width * factor)), max(1, round(height * factor))
         seen = np.ascontiguousarray(self.file.resize.fit(placement).seen(outputs[0]))
-        classes = cv2.resize(seen, size, interpolation=cv2.INTER_NEAREST_EXACT)
+        nearest = cv2.INTER_NEAREST_EXACT if self.channels else cv2.INTER_NEAREST  # As libraries resize class numbers.
+        classes = cv2.resize(seen, size, interpolation=nearest)
         counts = np.bincount(classes.ravel())
         areas = [
             {

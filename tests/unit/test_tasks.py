@@ -132,6 +132,11 @@ def test_a_map_of_classes_is_one_already() -> None:
     found = asked(task("segment_semantic", (1, 32, 32)), classes)
     assert [(each["label"], each["share"]) for each in found["areas"]] == [("class 0", 0.75), ("class 300", 0.25)]
     assert picture(found["class_map"]["png"]).dtype == np.uint16
+    larger = asked(task("segment_semantic", (1, 32, 32)), classes, placement=Placement(50, 50))["class_map"]["png"]
+    rows = torch.nn.functional.interpolate(classes[None].float(), 50)[
+        0, 0, :, 0
+    ]  # As Ultralytics resizes class numbers.
+    assert picture(larger)[:, 0].tolist() == rows.tolist()
 
 
 # --- depth and regress ------------------------------------------------------------------------------------------------
