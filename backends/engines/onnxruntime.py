@@ -186,9 +186,11 @@ def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, 
         settings.profile_file_prefix = str(Path(folder) / "profile")
         session = _session(runtime, exported, settings, choice)
         settings.enable_profiling = False
+        types = {"tensor(float)": "float32", "tensor(double)": "float64"}
         given = {
             each.name: np.zeros(
-                [part if isinstance(part, int) else size for part in each.shape], _numpy_type(each.type)
+                [part if isinstance(part, int) else size for part in each.shape],
+                types.get(each.type, each.type.removeprefix("tensor(").removesuffix(")")),
             )
             for each in session.get_inputs()
         }
@@ -204,11 +206,6 @@ def _refuse_work_of_the_cpu(runtime: Any, exported: str | bytes, settings: Any, 
         raise EngineRefusedError(
             f"ONNX Runtime's {choice[0]} leaves {', '.join(on_cpu)} to the CPU ({share} of {len(ran)} operators)"
         )
-
-
-def _numpy_type(onnx_type: str) -> type[np.generic]:
-    name = onnx_type.removeprefix("tensor(").removesuffix(")")
-    return np.dtype({"float": "float32", "double": "float64", "bool": "bool_"}.get(name, name)).type
 
 
 def _exported(network: Network, size: int) -> bytes:

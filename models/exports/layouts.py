@@ -318,7 +318,8 @@ def _outputs(about: Description, shapes: Shapes, seen: str) -> tuple[int, int]:
             raise ValueError(f"a network of masks has outputs [n, columns, anchors] and [n, m, h, w], not {seen}")
         return threes[0], fours[0]
     if not threes:
-        raise ValueError(f"a detector has an output [n, columns, anchors] or [n, rows, columns], not {seen}")
+        line = ": of one image let it give boxes[None], scores[None], labels[None]" if len(shapes) == 3 else ""
+        raise ValueError(f"a detector has an output [n, columns, anchors] or [n, rows, columns], not {seen}{line}")
     return threes[0], -1
 
 

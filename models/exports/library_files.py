@@ -221,9 +221,10 @@ def export_of(folder: Path) -> str:
     """
     found = _json(folder / CONFIG)
     if isinstance(found.get("encoder_name"), str) and "_model_class" in found:
+        given = f"torch.rand(1, {found.get('in_channels', 3)}, 512, 512)"
         return (
             f"{folder} is of segmentation_models_pytorch, and is served from an export: torch.onnx.export("
-            f'segmentation_models_pytorch.from_pretrained("{folder}").eval(), torch.rand(1, 3, 512, 512), "mine.onnx")'
+            f'segmentation_models_pytorch.from_pretrained("{folder}").eval(), {given}, "mine.onnx")'
             ', with {"task": "segment_semantic", "labels": […]} in mine.json beside it.'
         )
     found = _json(folder / OPEN_CLIP)

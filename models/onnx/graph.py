@@ -141,7 +141,8 @@ class OnnxGraph(nn.Module):
         if unknown:
             raise WeightsError(
                 f"{name} uses operators that are not known here: {', '.join(unknown)}. Export the network with others "
-                "(quantised: in the QDQ form), or for OpenVINO, which runs it on the CPU: "
+                "(quantised: in the QDQ form; torchvision's detectors: of one image, ([image],), with dynamo=False), "
+                "or for OpenVINO, which runs it on the CPU: "
                 f'openvino.save_model(openvino.convert_model("{name}"), "mine.xml").'
             )
         file = replace(file, nodes=todays(file, name))
