@@ -244,7 +244,8 @@ def exported_by_tracing(
     file = io.BytesIO()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The exporter warns of its own parts that PyTorch deprecates.
-        torch._C._jit_set_onnx_log_enabled(False)  # Else it prints the graph of a network that it cannot export.
+        # Else it prints the graph of a network that it cannot export: torch 2.14 passes over _jit_set_onnx_log_enabled.
+        torch._C._jit_onnx_log = lambda *_: None
         torch.onnx.export(
             module,
             example,

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from anychip_tools.verify.contract import SmallNetwork, small_images
 from app.precision.gate import on_cpu
@@ -22,35 +23,28 @@ from backends.vendors.table import ASCEND, NVIDIA
 from models import open_model, parse_spec
 from tests.support.rows import row
 
-DEVICE = "cpu:0"
-
-
-PIXELS = small_images(3)
-
-
 def test_openvino_serves_where_the_disk_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It raises RuntimeError then. A file that may not grow is a full disk to who writes it."""
-    pytest.importorskip("openvino")
-    options = CompileOptions(cache_dir=tmp_path, key="small")
+    options, pixels = CompileOptions(cache_dir=tmp_path, key="small"), small_images(3)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
     try:
-        executable = OpenVINOEngine(row("fp32")).compile(SmallNetwork().eval(), DEVICE, "fp32", (1, 3), options)
+        executable = OpenVINOEngine(row("fp32")).compile(SmallNetwork().eval(), "cpu:0", "fp32", (1, 3), options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    for ours, expected in zip(executable.run(PIXELS), on_cpu(SmallNetwork(), PIXELS), strict=True):
+    for ours, expected in zip(executable.run(pixels), on_cpu(SmallNetwork(), pixels), strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
     executable.close()
     assert list((tmp_path / "engines").iterdir()) == []
     assert len([line for line in caplog.messages if "cannot be kept" in line]) == 1
 
 
-class TestOnnxRuntime:
-    @pytest.fixture(autouse=True)
-    def _installed(self) -> None:
-        for package in ("onnxruntime", "onnx", "onnxscript"):
-            pytest.importorskip(package)
+class Sorts(SmallNetwork):
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (pixels.float().sort(stable=True)[0],)
 
+
+class TestOnnxRuntime:
     def test_a_provider_that_does_not_start_is_not_replaced_by_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         session = Mock(**{"return_value.get_providers.return_value": ["CPUExecutionProvider"]})
         monkeypatch.setattr("onnxruntime.InferenceSession", session)
@@ -71,6 +65,11 @@ class TestOnnxRuntime:
         with pytest.raises(EngineRefusedError, match=r"leaves (Fused)?Conv.* to the CPU \(\d+ of \d+ operators\)"):
             onnxruntime_file._refuse_work_of_the_cpu(runtime, exported, settings, choice, 2)
         assert not settings.enable_profiling
+
+    def test_what_cannot_be_exported_is_refused_without_a_print(self, capfd: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(EngineRefusedError, match="Sort"):
+            onnxruntime_file._exported(Sorts(), 2)
+        assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.nightly
