@@ -23,6 +23,7 @@ from backends.vendors.table import ASCEND, NVIDIA
 from models import open_model, parse_spec
 from tests.support.rows import row
 
+
 def test_openvino_serves_where_the_disk_takes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It raises RuntimeError then. A file that may not grow is a full disk to who writes it."""
     options, pixels = CompileOptions(cache_dir=tmp_path, key="small"), small_images(3)
