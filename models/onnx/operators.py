@@ -122,7 +122,7 @@ def _divided(one: Tensor, other: Tensor) -> Tensor:
 def _quotient(one: Any, other: Any) -> Any:
     """Divide whole numbers of shapes towards zero, as ONNX does. A tracer's numbers can be tensors."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return torch.div(one, other, rounding_mode="trunc")
+        return _divided(*_tensors_of((one, other)))
     return one // other if (one < 0) == (other < 0) else -(-one // other)
 
 
@@ -301,7 +301,7 @@ OPERATORS |= {
 @operator("Transpose")
 def _transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     order = attributes.get("perm")
-    if _in_rows(inputs[0]) and order in (None, [1, 0], (1, 0)):
+    if _in_rows(inputs[0]) and order in (None, [1, 0]):
         return [list(numbers) for numbers in zip(*inputs[0], strict=True)]
     tensor = as_tensor(inputs[0])
     return tensor.permute(order or tuple(reversed(range(tensor.ndim))))
@@ -320,7 +320,7 @@ def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         numbers = as_numbers(inputs[0])
         if wanted in ([-1], [len(numbers)]):
             return numbers
-        if wanted == [-1, 2]:
+        if wanted == [-1, 2] and numbers:
             return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
         return as_tensor(inputs[0]).reshape(wanted)
     if not attributes.get("allowzero", 0):
@@ -400,8 +400,9 @@ def _slice(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     axes = _axes_of(inputs, attributes, 3)
     steps = [1] * len(starts) if input_at(inputs, 4) is None else as_numbers(inputs[4])
     axes = list(range(len(starts))) if axes is None else axes
-    if is_host(inputs[0]) and (axes == [0] or not _in_rows(inputs[0])):
-        host = inputs[0] if _in_rows(inputs[0]) else as_numbers(inputs[0])
+    rows = _in_rows(inputs[0])
+    if is_host(inputs[0]) and (axes == [0] or not rows):
+        host = inputs[0] if rows else as_numbers(inputs[0])
         return host[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
     tensor = as_tensor(inputs[0])
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
