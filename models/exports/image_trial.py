@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from models.contract.errors import WeightsError, reason_of
@@ -33,7 +32,7 @@ from models.exports.layouts import DETR_OUTPUTS, QUERIES, SIZES, Interpretation,
 from models.exports.metadata import TASKS, Description, description, script_metadata, sidecar_of, yaml_metadata
 from models.exports.networks import Graph, OpenVinoGraph
 from models.exports.objects import NOTHING, check_axes, has_two_orders, located
-from models.exports.scale import Scale, at_first_layer, may_take_blue_first, scale_of
+from models.exports.scale import OperatorMode, Scale, at_first_layer, may_take_blue_first, scale_of
 from models.onnx.file import DamagedError, OnnxFile, Value, read_onnx
 from models.onnx.forms import as_detector
 from models.onnx.graph import OnnxPart
@@ -352,7 +351,7 @@ def _check_described(facts: Mapping[str, str], stated: set[str]) -> None:
         raise ValueError(f"its metadata says {quoted}, which is not read: state {wanted}")
 
 
-class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watched(OperatorMode):
     divides = False
 
     def __init__(self) -> None:

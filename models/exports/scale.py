@@ -36,7 +36,15 @@ class _SeenError(Exception):
     """The first layer was reached."""
 
 
-class _ToFirstLayer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode that sees each operator, and does not import TorchDynamo for it: that takes longer than all of a trial."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class _ToFirstLayer(OperatorMode):  # type: ignore[no-untyped-call]
     seen: Tensor | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:

@@ -13,12 +13,15 @@ from backends.vendors.table import ACCELERATORS
 
 ROOT = Path(__file__).parents[2]
 _CHECKS = {
-    "files of our networks are read without torch._dynamo": (
-        "import sys\n"
+    "our files are read and foreign ones are tried without torch._dynamo": (
+        "import sys, torch\n"
         "from pathlib import Path\n"
         "from models import open_model, parse_spec\n"
+        "from models.exports import image_trial\n"
         "for name in ('resnet50:sample', 'yolov8n:sample', 'yolo11n:random', 'yolo26n:random'):\n"
         "    open_model(parse_spec(name), Path())\n"
+        "assert image_trial.at_first_layer(torch.nn.Conv2d(3, 1, 1), torch.zeros(1, 3, 8, 8)) is not None\n"
+        "image_trial.watched(torch.nn.ReLU(), lambda: [torch.zeros(1).relu()])\n"
         "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
     ),
     "torch._dynamo is the real one afterwards": (
