@@ -270,12 +270,8 @@ def _freed(tensor: Tensor, shape: list[Any]) -> list[Any]:
 
 
 def _attributes(node: Node) -> dict[str, Any]:
-    attributes = {
-        name: torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
-        for name, value in node.attributes.items()
-    }
-    attributes["outputs"] = len(node.outputs)
-    return attributes
+    arrays = {name: _constant(value) for name, value in node.attributes.items() if isinstance(value, np.ndarray)}
+    return {**node.attributes, **arrays, "outputs": len(node.outputs)}
 
 
 def _constant_of(node: Node) -> Any:

@@ -472,12 +472,9 @@ def _expand(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 @operator("ConstantOfShape")
 def _constant_of_shape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     value, shape = attributes.get("value"), as_numbers(inputs[0])
-    fill = 0.0 if value is None else value.reshape(-1)[0]
-    if isinstance(fill, Tensor):
-        if fill.dtype is torch.int64 and len(shape) == 1 and isinstance(shape[0], int):
-            return [int(fill)] * shape[0]
-        return torch.full(shape, fill.item(), dtype=fill.dtype)
-    return torch.full(shape, fill)
+    if is_host(value) and len(shape) == 1 and isinstance(shape[0], int):
+        return as_numbers(value)[:1] * shape[0]
+    return torch.zeros(shape) if value is None else as_tensor(value).reshape(-1)[0].expand(shape)
 
 
 _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
