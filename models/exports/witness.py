@@ -308,7 +308,7 @@ class _ComparedGraph(OnnxGraph):
 def _in_form(ours: Any, wanted: Array) -> Any:
     if isinstance(ours, Tensor):
         return torch.from_numpy(wanted).to(ours.dtype)
-    return wanted.reshape(-1, *np.shape(ours)[1:]).tolist() if isinstance(ours, list) else wanted.item()
+    return wanted.reshape(-1).tolist() if isinstance(ours, list) else wanted.item()
 
 
 def _first_different(file: OnnxFile, name: str, given: Mapping[str, Array], witness: Witness) -> str:

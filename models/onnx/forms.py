@@ -1,4 +1,4 @@
-"""Changes of a file's nodes before they are computed: today's opset, and torchvision's detectors.
+"""Changes of a file's nodes before they are computed: today's opset, Pads of PyTorch, and torchvision's detectors.
 
 Owns: changes of meaning from opset to opset, the attributes that each operator's function reads (any other is refused,
 as it would be silently ignored), and the part of torchvision's detectors that is computed: these take one image
@@ -130,6 +130,21 @@ def _renewed(node: Node, opset: int) -> Node:
         inputs = (node.inputs[0], "", *node.inputs[1:])
         return replace(node, operator="Resize", inputs=inputs, attributes={**node.attributes, **corners})
     return node
+
+
+def in_pairs(pad: Node, makers: Mapping[str, Node], known: Mapping[str, Any]) -> Node:
+    """Let a Pad take its numbers before PyTorch's export turns them to ONNX's order by a matrix, which numbers of the
+    host cannot be: in `pairs`, begin and end of each axis, from the last axis on. `known`: constants by name.
+    """
+    name, found = (*pad.inputs, "")[1], []
+    for operator in ("Cast", "Reshape", "Transpose", "Slice", "Reshape"):
+        node = makers.get(name)
+        if node is not None and node.operator == operator:
+            name = node.inputs[0]
+            found += [node.attributes.get("perm"), *(known.get(each) for each in node.inputs[1:])]
+    if [each for each in found if each is not None] != [[-1], [1, 0], [-1], [1 - 2**63], [0], [-1], [-1, 2]]:
+        return pad
+    return replace(pad, inputs=(pad.inputs[0], name, *pad.inputs[2:]), attributes={**pad.attributes, "pairs": 1})
 
 
 def as_detector(file: OnnxFile) -> OnnxFile | None:

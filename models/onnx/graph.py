@@ -25,11 +25,11 @@ import models.onnx.layers  # noqa: F401  # It registers its operators.
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
-from models.onnx.forms import SEVERAL, as_detector, todays
-from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, call_operator, is_host
+from models.onnx.forms import SEVERAL, as_detector, in_pairs, todays
+from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
-_NUMBERS = {"Clip": (1, 2), "NonMaxSuppression": (3, 4), "Pad": (2,), "Resize": (1, 2)}
+_NUMBERS = {"Clip": (1, 2), "NonMaxSuppression": (3, 4), "Pad": (1, 2), "Resize": (1, 2)}
 """Places of the inputs that an operator reads as numbers of the host."""
 _MAX_CONSTANT_BYTES = 1 << 30  # Largest folded constant: a file of a few bytes may ask for any size.
 
@@ -98,7 +98,7 @@ class OnnxPart(nn.Module):
 
 def computed(call: OperatorCall, inputs: list[Any]) -> Any:
     """Compute an operator."""
-    return call_operator(call.operator, inputs, call.attributes)
+    return OPERATORS[call.operator](inputs, call.attributes)
 
 
 class _Layer(nn.Module):
@@ -151,6 +151,8 @@ class OnnxGraph(nn.Module):
         outputs = tuple(value.name for value in file.outputs)
         known: dict[str, Any] = {"": None, **{key: _constant(array) for key, array in file.constants.items()}}
         nodes = [node for node in _sorted(file, known, name) if not self._folded(node, known)]
+        makers = {each: node for node in nodes for each in node.outputs}
+        nodes = [in_pairs(node, makers, known) if node.operator == "Pad" else node for node in nodes]
         needed = set(outputs)
         for node in reversed(nodes):
             if needed.intersection(node.outputs):
@@ -187,7 +189,7 @@ class OnnxGraph(nn.Module):
                 raise WeightsError(f"{self.file_name} has a {node.operator} that asks for too much memory.")
         try:
             with torch.no_grad():
-                found = call_operator(node.operator, [known[name] for name in node.inputs], _attributes(node))
+                found = OPERATORS[node.operator]([known[name] for name in node.inputs], _attributes(node))
         except Exception as error:
             raise WeightsError(f"{self.file_name} has a {node.operator} that cannot be computed: {error}.") from error
         results = found if isinstance(found, tuple) else (found,)

@@ -24,9 +24,6 @@ Operator = Callable[[Sequence[Any], Mapping[str, Any]], Any]
 
 OPERATORS: dict[str, Operator] = {}
 
-_OF_ROWS = ("Cast", "Reshape", "Slice", "Transpose")
-"""Operators that take numbers of the host in rows, too: PyTorch's export makes the numbers of a Pad by them."""
-
 _TYPES = {
     **dict.fromkeys((1, 10, 16), torch.float32),  # float16 and bfloat16, too: the engine chooses the precision.
     2: torch.uint8,
@@ -70,20 +67,7 @@ def as_numbers(value: Any) -> list[Any]:
     if isinstance(value, Tensor):
         numbers: list[Any] = value.reshape(-1).tolist()
         return numbers
-    if _in_rows(value):
-        return [number for row in value for number in row]
     return list(value) if isinstance(value, list) else [value]
-
-
-def _in_rows(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
-
-
-def call_operator(operator: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    """Compute an operator. Raises UnsupportedError, and what PyTorch raises."""
-    if operator not in _OF_ROWS:
-        inputs = [as_tensor(value) if _in_rows(value) else value for value in inputs]
-    return OPERATORS[operator](inputs, attributes)
 
 
 def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
@@ -300,11 +284,8 @@ OPERATORS |= {
 
 @operator("Transpose")
 def _transpose(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    order = attributes.get("perm")
-    if _in_rows(inputs[0]) and order in (None, [1, 0]):
-        return [list(numbers) for numbers in zip(*inputs[0], strict=True)]
     tensor = as_tensor(inputs[0])
-    return tensor.permute(order or tuple(reversed(range(tensor.ndim))))
+    return tensor.permute(attributes.get("perm") or tuple(reversed(range(tensor.ndim))))
 
 
 @operator("Shape")
@@ -320,8 +301,6 @@ def _reshape(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         numbers = as_numbers(inputs[0])
         if wanted in ([-1], [len(numbers)]):
             return numbers
-        if wanted == [-1, 2] and numbers:
-            return [numbers[place : place + 2] for place in range(0, len(numbers), 2)]
         return as_tensor(inputs[0]).reshape(wanted)
     if not attributes.get("allowzero", 0):
         wanted = [
@@ -400,10 +379,8 @@ def _slice(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     axes = _axes_of(inputs, attributes, 3)
     steps = [1] * len(starts) if input_at(inputs, 4) is None else as_numbers(inputs[4])
     axes = list(range(len(starts))) if axes is None else axes
-    rows = _in_rows(inputs[0])
-    if is_host(inputs[0]) and (axes == [0] or not rows):
-        host = inputs[0] if rows else as_numbers(inputs[0])
-        return host[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
+    if is_host(inputs[0]):
+        return as_numbers(inputs[0])[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
     tensor = as_tensor(inputs[0])
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         tensor = _sliced(tensor, axis % tensor.ndim, start, end, step)
@@ -483,6 +460,8 @@ _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 @operator("Pad")
 def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     pads: list[Any] = attributes.get("pads", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    if attributes.get("pairs", 0):
+        pads = [*pads[-2::-2], *pads[::-2]]
     value = attributes.get("value", 0.0) if input_at(inputs, 2) is None else as_numbers(inputs[2])[0]
     tensor, mode = inputs[0], attributes.get("mode", "constant")
     axes = _axes_of(inputs, attributes, 3) or list(range(tensor.ndim))

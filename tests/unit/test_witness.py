@@ -95,10 +95,6 @@ def test_a_file_that_is_read_rightly_says_with_what_it_was_compared(tmp_path: Pa
     assert float(found.images.witness.rpartition("difference is ")[2].split()[0]) < 1e-5
 
 
-def test_numbers_of_the_host_keep_their_rows() -> None:
-    assert witness._in_form([[0, 0], [0, 0]], np.array([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
-
-
 @pytest.mark.parametrize("called", MISREADINGS)
 def test_an_operator_that_is_misread_is_refused_by_its_name(
     called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
