@@ -258,21 +258,6 @@ class _Axis:
             raise UnsupportedError(f"Resize with coordinate_transformation_mode {how}")
         return middles
 
-    def nearest(self, how: str, rounding: str) -> Array:
-        """Return the index of the input for each output, int64 [after]. Raises UnsupportedError."""
-        places = self.coordinates(how, np.float32)  # As other runtimes do: rounding decides between two neighbours.
-        rounded = {
-            "round_prefer_floor": np.ceil(places - 0.5),
-            "round_prefer_ceil": np.floor(places + 0.5),
-            "floor": np.floor(places),
-            "ceil": np.ceil(places),
-            "opset 10": np.ceil(places) if self.factor < 1 else np.floor(places),
-        }
-        if rounding not in rounded:
-            raise UnsupportedError(f"Resize with nearest_mode {rounding}")
-        found: Array = rounded[rounding].clip(0, self.before - 1).astype(np.int64)
-        return found
-
     def weights(self, how: str) -> Array:
         places = self.coordinates(how)
         first = np.floor(places)
@@ -332,19 +317,28 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 
 def _to_nearest(tensor: Tensor, axes: Sequence[_Axis], how: str, rounding: str) -> Tensor:
-    places = [_nearest(axis.before, axis.after, axis.factor, how, rounding) for axis in axes]
-    if not any(places) and len(axes) <= len(_TORCHS["linear"]) and tensor.is_floating_point():
+    found = [_nearest(axis.before, axis.after, axis.factor, how, rounding) for axis in axes]
+    if all(usual for _, usual in found) and len(axes) <= len(_TORCHS["linear"]) and tensor.is_floating_point():
         return functional.interpolate(tensor, [axis.after for axis in axes])
-    for place, (axis, found) in enumerate(zip(axes, places, strict=True), 2):
-        indices = found or [number * axis.before // axis.after for number in range(axis.after)]
+    for place, (indices, _) in enumerate(found, 2):
         tensor = tensor.index_select(place, torch.tensor(indices, device=tensor.device))
     return tensor
 
 
-def _nearest(before: int, after: int, factor: float, how: str, rounding: str) -> list[int] | None:
-    """Return the index of the input for each output; None for those of `interpolate`. Raises UnsupportedError."""
-    found = _Axis(before, after, factor).nearest(how, rounding)
-    return None if np.array_equal(found, np.arange(after) * before // after) else found.tolist()
+def _nearest(before: int, after: int, factor: float, how: str, rounding: str) -> tuple[list[int], bool]:
+    """Return the input's index for each output, and whether `interpolate` takes the same. Raises UnsupportedError."""
+    places = _Axis(before, after, factor).coordinates(how, np.float32)
+    rounded = {  # In float32, as by other runtimes: rounding decides between two neighbours.
+        "round_prefer_floor": np.ceil(places - 0.5),
+        "round_prefer_ceil": np.floor(places + 0.5),
+        "floor": np.floor(places),
+        "ceil": np.ceil(places),
+        "opset 10": np.ceil(places) if factor < 1 else np.floor(places),
+    }
+    if rounding not in rounded:
+        raise UnsupportedError(f"Resize with nearest_mode {rounding}")
+    found = rounded[rounding].clip(0, before - 1).astype(np.int64)
+    return found.tolist(), np.array_equal(found, np.arange(after) * before // after)
 
 
 # TorchDynamo does not follow numpy's numbers into a condition. torch.compiler.assume_constant_result says the same, and
