@@ -26,7 +26,7 @@ from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
 from models.onnx.forms import SEVERAL, as_detector, in_pairs, todays
-from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, is_host
+from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
 _NUMBERS = {"Clip": (1, 2), "NonMaxSuppression": (3, 4), "Pad": (1, 2), "Resize": (1, 2)}
@@ -302,8 +302,6 @@ def _constant(array: np.ndarray[Any, np.dtype[Any]]) -> Any:
 
 
 def _few(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    if is_host(value):
-        return value if isinstance(value, list) else [value]
-    return value.reshape(-1).tolist() if value.numel() <= 16 and not value.is_floating_point() else [value.numel()]
+    if isinstance(value, Tensor) and (value.numel() > 16 or value.is_floating_point()):
+        return [value.numel()]
+    return [] if value is None else as_numbers(value)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.contract.model import Array
-from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers, as_tensor, input_at, operator
+from models.onnx.operators import OPERATORS, UnsupportedError, as_tensor, input_at, numbers_at, operator
 from models.vision import torchvision
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -202,9 +202,9 @@ def _dequantise(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 def _non_maximum_suppression(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     """Choose boxes [n, k, 4] by scores [n, classes, k]: int64 [found, 3], image, class, box. For eager engines only."""
     boxes, scores = inputs[0], inputs[1]
-    most = as_numbers(inputs[2])[0] if input_at(inputs, 2) is not None else 0
-    iou = float(as_numbers(inputs[3])[0]) if input_at(inputs, 3) is not None else 0.0
-    least = float(as_numbers(inputs[4])[0]) if input_at(inputs, 4) is not None else float("-inf")
+    most = numbers_at(inputs, 2, [0])[0]
+    iou = float(numbers_at(inputs, 3, [0])[0])
+    least = numbers_at(inputs, 4, [float("-inf")])[0]
     found = []
     for image in range(boxes.shape[0]):
         corners = boxes[image].float()
@@ -275,10 +275,8 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     how = attributes.get("coordinate_transformation_mode", "half_pixel")
     if "axes" in attributes or mode not in ("nearest", "linear", "cubic"):
         raise UnsupportedError(f"Resize of mode {mode}{' with axes' if 'axes' in attributes else ''}")
-    sizes, factors = input_at(inputs, 3), input_at(inputs, 2)
-    given = [] if factors is None else [float(each) for each in as_numbers(factors)]
-    if sizes is not None:
-        wanted = as_numbers(sizes)
+    given, wanted = [float(each) for each in numbers_at(inputs, 2, [])], numbers_at(inputs, 3, None)
+    if wanted is not None:
         if wanted[1] != tensor.shape[1]:
             raise UnsupportedError("Resize of channels")
         axes = [
@@ -306,7 +304,7 @@ def _resize(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     if by_torch:
         for axis in axes:
             axis.coordinates(how)  # Raises UnsupportedError for coordinates that cannot be computed.
-        scale = [axis.factor for axis in axes] if sizes is None and how == "half_pixel" else None
+        scale = [axis.factor for axis in axes] if wanted is None and how == "half_pixel" else None
         return functional.interpolate(tensor, None if scale else size, scale, name, how == "align_corners")
     for place, axis in enumerate(axes, 2):
         if axis.after == axis.before and axis.factor == 1:

@@ -80,6 +80,12 @@ def input_at(inputs: Sequence[Any], index: int) -> Any:
     return inputs[index] if index < len(inputs) else None
 
 
+def numbers_at(inputs: Sequence[Any], index: int, missing: Any) -> Any:
+    """Return the numbers of an input; if it is omitted, `missing`: often an attribute, which it was in older opsets."""
+    value = input_at(inputs, index)
+    return missing if value is None else as_numbers(value)
+
+
 # Arithmetic
 
 
@@ -163,7 +169,7 @@ OPERATORS |= {
     ),
     "CumSum": lambda inputs, attributes: as_tensor(inputs[0]).cumsum(as_numbers(inputs[1])[0]),
     "Trilu": lambda inputs, attributes: (torch.triu if attributes.get("upper", 1) else torch.tril)(
-        as_tensor(inputs[0]), 0 if input_at(inputs, 1) is None else as_numbers(inputs[1])[0]
+        as_tensor(inputs[0]), numbers_at(inputs, 1, [0])[0]
     ),
     "NonZero": lambda inputs, attributes: as_tensor(inputs[0]).nonzero().t(),
     "Min": _elementwise(lambda *tensors: functools.reduce(torch.minimum, tensors), min),
@@ -192,8 +198,8 @@ def _swish(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Clip")
 def _clip(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    low = attributes.get("min") if input_at(inputs, 1) is None else as_numbers(inputs[1])[0]
-    high = attributes.get("max") if input_at(inputs, 2) is None else as_numbers(inputs[2])[0]
+    low = numbers_at(inputs, 1, [attributes.get("min")])[0]
+    high = numbers_at(inputs, 2, [attributes.get("max")])[0]
     return torch.clamp(as_tensor(inputs[0]), low, high)
 
 
@@ -202,31 +208,19 @@ def _cast(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     dtype = _TYPES.get(attributes["to"])
     if dtype is None:
         raise UnsupportedError(f"Cast to type {attributes['to']}")
-    if is_host(inputs[0]):
-        if dtype in (torch.int64, torch.int32):
-            return inputs[0]
-        return as_tensor(inputs[0]).to(dtype)
-    # A half or float of the file has the precision in which the network runs.
-    if dtype is torch.float32 and inputs[0].is_floating_point():
+    if is_host(inputs[0]) and dtype in (torch.int64, torch.int32):
         return inputs[0]
-    return inputs[0].to(dtype)
+    tensor = as_tensor(inputs[0])
+    # A half or float of the file has the precision in which the network runs.
+    return tensor if dtype is torch.float32 and tensor.is_floating_point() else tensor.to(dtype)
 
 
 # Reductions
 
 
-def _axes_of(inputs: Sequence[Any], attributes: Mapping[str, Any], index: int = 1) -> list[int] | None:
-    """Return the axes, which are an input since opset 13 and were an attribute before."""
-    given = input_at(inputs, index)
-    if given is not None:
-        return [int(axis) for axis in as_numbers(given)]
-    return attributes.get("axes")
-
-
 def _reduction(on_tensors: Callable[..., Any]) -> Operator:
     def compute(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-        tensor = as_tensor(inputs[0])
-        axes = _axes_of(inputs, attributes)
+        tensor, axes = as_tensor(inputs[0]), numbers_at(inputs, 1, attributes.get("axes"))
         if not axes and attributes.get("noop_with_empty_axes", 0):
             return on_tensors(tensor.unsqueeze(0), [0], False)  # ReduceL2 still applies to each number.
         return on_tensors(tensor, axes or list(range(tensor.ndim)), bool(attributes.get("keepdims", 1)))
@@ -268,7 +262,7 @@ def _product(tensor: Tensor, axes: Sequence[int], keep: bool) -> Tensor:
 
 @operator("TopK")
 def _topk(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    count = as_numbers(inputs[1])[0] if input_at(inputs, 1) is not None else attributes["k"]
+    count = numbers_at(inputs, 1, [attributes.get("k")])[0]
     axis, largest = attributes.get("axis", -1), bool(attributes.get("largest", 1))
     # Of equal numbers the one of the lowest index comes first, which torch.topk does not promise.
     found = inputs[0].sort(dim=axis, descending=largest, stable=True)
@@ -321,7 +315,7 @@ def _flatten(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Unsqueeze")
 def _unsqueeze(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    axes = _axes_of(inputs, attributes) or []
+    axes = numbers_at(inputs, 1, attributes.get("axes")) or []
     if is_host(inputs[0]) and not isinstance(inputs[0], list) and axes in ([0], [-1]):
         return [inputs[0]]
     tensor = as_tensor(inputs[0])
@@ -333,7 +327,7 @@ def _unsqueeze(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Squeeze")
 def _squeeze(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    axes = _axes_of(inputs, attributes)
+    axes = numbers_at(inputs, 1, attributes.get("axes"))
     if is_host(inputs[0]):
         numbers = as_numbers(inputs[0])
         if len(numbers) != 1:
@@ -357,7 +351,7 @@ def _concat(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 @operator("Split")
 def _split(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
     axis = attributes.get("axis", 0)
-    sizes = attributes.get("split") if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    sizes = numbers_at(inputs, 1, attributes.get("split"))
     if is_host(inputs[0]):
         numbers, parts = as_numbers(inputs[0]), []
         for size in sizes or [1] * attributes["outputs"]:
@@ -374,11 +368,10 @@ def _split(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
 
 @operator("Slice")
 def _slice(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    starts: list[Any] = attributes.get("starts", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
-    ends: list[Any] = attributes.get("ends", []) if input_at(inputs, 2) is None else as_numbers(inputs[2])
-    axes = _axes_of(inputs, attributes, 3)
-    steps = [1] * len(starts) if input_at(inputs, 4) is None else as_numbers(inputs[4])
-    axes = list(range(len(starts))) if axes is None else axes
+    starts = numbers_at(inputs, 1, attributes.get("starts", []))
+    ends = numbers_at(inputs, 2, attributes.get("ends", []))
+    axes = numbers_at(inputs, 3, attributes.get("axes", range(len(starts))))
+    steps = numbers_at(inputs, 4, [1] * len(starts))
     if is_host(inputs[0]):
         return as_numbers(inputs[0])[slice(starts[0], None if ends[0] >= 2**31 - 1 else ends[0], steps[0])]
     tensor = as_tensor(inputs[0])
@@ -459,19 +452,18 @@ _PADS = {"reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 @operator("Pad")
 def _pad(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
-    pads: list[Any] = attributes.get("pads", []) if input_at(inputs, 1) is None else as_numbers(inputs[1])
+    pads = numbers_at(inputs, 1, attributes.get("pads", []))
     if attributes.get("pairs", 0):
         pads = [*pads[-2::-2], *pads[::-2]]
-    value = attributes.get("value", 0.0) if input_at(inputs, 2) is None else as_numbers(inputs[2])[0]
+    value = numbers_at(inputs, 2, [attributes.get("value", 0.0)])[0]
     tensor, mode = inputs[0], attributes.get("mode", "constant")
-    axes = _axes_of(inputs, attributes, 3) or list(range(tensor.ndim))
+    axes = numbers_at(inputs, 3, None) or list(range(tensor.ndim))
     half = len(pads) // 2
     both = {axis % tensor.ndim: (pads[number], pads[number + half]) for number, axis in enumerate(axes)}
     amounts = [amount for axis in reversed(range(tensor.ndim)) for amount in both.get(axis, (0, 0))]
-    while len(amounts) > 2 and amounts[-1] == amounts[-2] == 0 and len(amounts) > 2 * min(half, 2):
+    least = 2 * min(half, 2) if mode == "constant" else 0
+    while len(amounts) > least and amounts[-1] == amounts[-2] == 0:
         amounts = amounts[:-2]
     if mode == "constant":
         return functional.pad(tensor, amounts, value=value)
-    while amounts and amounts[-1] == amounts[-2] == 0:
-        amounts = amounts[:-2]
     return functional.pad(tensor, amounts, mode=_PADS[mode])
