@@ -174,8 +174,8 @@ def check_pixels(header: Header, limit: int) -> None:
 
 
 def _read_jpeg(view: memoryview) -> _Stored:
-    """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is an APP1 segment, and so is XMP."""
-    at, orientation, xmp, size = 2, -1, view[:0], (0, 0)
+    """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is in APP1 segments, and so is XMP."""
+    at, exif, xmp, size = 2, list[memoryview](), view[:0], (0, 0)
     for _ in range(_MAX_SEGMENTS):
         begin, marker, length = _SEGMENT.unpack_from(view, at)
         if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
@@ -188,8 +188,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
             break
         if marker == 0xE1:
             segment = view[at + 4 : at + 2 + length]
-            if orientation < 0 and segment[:6] == _EXIF:
-                orientation = exif_orientation(segment)
+            if segment[:6] == _EXIF:  # Pillow joins several, as EXIF of more than 64 kB has them.
+                exif.append(segment[6:] if exif else segment)
             elif segment[: len(XMP)] == XMP:
                 xmp = segment
         elif marker in _START_OF_FRAME and not any(size):
@@ -204,7 +204,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")
-    return *size, max(orientation, 0) or _xmp_orientation(xmp) or 1
+    return *size, exif_orientation(memoryview(b"".join(exif))) or _xmp_orientation(xmp) or 1
 
 
 def _read_png(view: memoryview) -> _Stored:

@@ -308,6 +308,7 @@ def tiff(order, kind, form, orientation=6):
 XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 _IN_XMP = struct.pack(">BBH", 0xFF, 0xE1, 31 + len(XMP)) + b"http://ns.adobe.com/xap/1.0/\0" + XMP
 _EXIF = tiff("<", 3, "H")
+_SEGMENTS = [b"\xff\xe1" + struct.pack(">H", 8 + len(part)) + b"Exif\0\0" + part for part in (_EXIF[:15], _EXIF[15:])]
 _PROFILE = b"\nexif\n      38\n" + (b"Exif\0\0" + _EXIF).hex().encode() + b"\n"
 _XMP_CHUNK = chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + XMP)
 TURNED = {
@@ -320,9 +321,7 @@ TURNED = {
     "after the image": KINDS["PNG"][:-12] + chunk(b"eXIf", _EXIF) + KINDS["PNG"][-12:],
     "XMP in JPEG": KINDS["JPEG"][:2] + _IN_XMP + KINDS["JPEG"][2:],
     "XMP beside broken EXIF in JPEG": KINDS["JPEG"][:2] + b"\xff\xe1\0\x0cExif\0\0II*\0" + _IN_XMP + KINDS["JPEG"][2:],
-    "before the scan": KINDS["JPEG"].replace(
-        b"\xff\xda", b"\xff\xe1" + struct.pack(">H", 8 + len(_EXIF)) + b"Exif\0\0" + _EXIF + b"\xff\xda", 1
-    ),
+    "before the scan, in two": KINDS["JPEG"].replace(b"\xff\xda", b"".join((*_SEGMENTS, b"\xff\xda")), 1),
     "XMP in PNG": _with_chunk(_XMP_CHUNK),
     "XMP in WebP": encode(sample_image(), "WEBP", lossless=True, xmp=XMP),
     "XMP beside EXIF": _with_chunk(_XMP_CHUNK + chunk(b"eXIf", tiff("<", 3, "H", 3))),
