@@ -49,8 +49,8 @@ _UNREAD = (
 """Suffixes of other runtimes' files, which anychip does not read."""
 
 
-_EXPORTED_FIRST = ("detection", "segmentation")
-"""Modules of torchvision whose networks are not built here."""
+_EXPORTED_FIRST = {"detection": "([image],)", "segmentation": "(image[None],)"}
+"""Modules of torchvision whose networks are not built here, and what their exporter is given."""
 
 
 @dataclass(frozen=True)
@@ -322,11 +322,11 @@ def _family(architecture: str) -> _Family:
         return _CLASSIFIERS
     if architecture in yolo.ARCHITECTURES:
         return _YOLO
-    for module in _EXPORTED_FIRST:
+    for module, given in _EXPORTED_FIRST.items():
         if architecture in torchvision.models.list_models(module=getattr(torchvision.models, module)):
             raise UnknownModelError(
-                f"{architecture} of torchvision is served from an export, as docs/which-file.md says: "
-                'torch.onnx.export(network.eval(), …, "best.onnx", dynamo=False).'
+                f"{architecture} of torchvision is served from an export (docs/which-file.md): torch.onnx.export("
+                f'network.eval(), {given}, "best.onnx", dynamo=False), with an image [3, height, width] in 0 to 1.'
             )
     if architecture.startswith(("/", ".", "~")):
         raise UnknownModelError(f"There is no folder {architecture!r}, and no file of a kind that is read.")

@@ -307,6 +307,8 @@ def _read(about: Description, shapes: Shapes, size: Size, seen: str) -> Interpre
     if name == "yolox" and places not in cells:
         raise ValueError(f"YOLOX at {size[0]} x {size[1]} has other anchors than {first}; its outputs are {seen}")
     suppressed, strides = name == "rtdetr", cells.get(places, ())
+    if suppressed and places > max(_ROWS) and (places in anchors or places / 3 in anchors):
+        raise ValueError(f'its {places} candidates are one or three a cell: state "layout": "yolov8" or "yolov5"')
     return Interpretation(about.takes, name, found, extras, suppressed, boxes, prototypes, strides, transposed)
 
 

@@ -310,7 +310,8 @@ class ScriptGraph(Graph):
         strange = [each.name for each in wanted if str(each.type) != "Tensor"]
         if strange:
             raise WeightsError(
-                f"{Path(file).name} takes {', '.join(strange)}, no tensor: export one that takes tensors alone."
+                f"{Path(file).name} takes {', '.join(strange)}, no tensor: export one that takes tensors alone; "
+                'torchvision\'s detectors by torch.onnx.export(network.eval(), ([image],), "best.onnx", dynamo=False).'
             )
         names = [each.name for each in wanted]
         self.signature = GraphSignature(names, [None] * len(names), [None] * len(names))

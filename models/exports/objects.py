@@ -46,7 +46,7 @@ _CELLS, _UNEVEN = 21, 0.3
 boxes, as a share of the image, that is too long for boxes around these cells; 0.25 is that of boxes all in the middle.
 """
 _CORNER = 0.1
-"""Error of the mean way from a cell to the upper left corner of its box, as a share of the box."""
+"""Error of the mean way from a cell to its box: to the corner, as a share of the box, to the middle, of the image."""
 _CANDIDATES = ("yolov8", "yolov5", "yolox")
 _ROWS = ("rows", "mmdeploy", "end2end", "torchvision")
 """Layouts with corners in pixels."""
@@ -74,10 +74,7 @@ def located(
         how = replace(how, classes=2)  # [n, queries, 6] with a score for each of two classes.
     if about.scores is not None:
         how = _with_sigmoid(about, how, pictures)
-    found = [
-        torch.cat([each.flatten(0, 1) for each in of_all])
-        for of_all in zip(*_decoded(how, pictures, size), strict=True)
-    ]
+    found = _decoded(how, pictures, size)
     boxes, scores = found[:2]
     if not len(scores):
         return how, "" if about.exporter else NOTHING
@@ -90,6 +87,10 @@ def located(
         raise ValueError(f"its angles reach {float(found[3].abs().max()):.3g}, and radians are expected")
     reach = float(boxes[counted].abs().max()) if bool(counted.any()) else 0.0
     in_shares = how.layout not in (*QUERIES, "rtdetr") and 0 < reach <= _REACH
+    if how.layout == "yolox":
+        ways = torch.cat(_columns(how, pictures))[..., :2] - cells_of(how.strides, size) / torch.tensor(size[::-1])
+        if float(ways.abs().mean()) < _CORNER:
+            raise ValueError(f"its boxes lie around their cells in shares of the image: {_DECODED['yolox']}")
     if not (about.exporter or in_shares or how.layout in (*QUERIES, "rtdetr")):
         _check_extent(how, boxes, counted, size)
     if not about.exporter and how.layout in ("yolov8", "yolov5", "rtdetr", *QUERIES):
@@ -129,9 +130,9 @@ def check_axes(
     and for their right halves; `rows`: for their upper and lower ones. Raises ValueError if they follow it along the
     other axis: their corners begin with y; or if many end before they begin, as sides in place of corners do.
     """
-    found = [[_boxes(how, half, size) for half in halves] for halves in (columns, rows)]
+    found = [[_decoded(how, half, size)[:2] for half in halves] for halves in (columns, rows)]
     _check_order(how, *(torch.cat(each) for each in zip(*found[0], *found[1], strict=True)))
-    way = torch.stack([_centre(*other, size) - _centre(*one, size) for one, other in found])
+    way = torch.stack([_centre(size, *other) - _centre(size, *one) for one, other in found])
     along, across = abs(float(way[0, 0] + way[1, 1])), abs(float(way[0, 1] + way[1, 0]))
     if across > max(_MOVED, _ALONG * along):
         raise ValueError(
@@ -154,21 +155,16 @@ def _counted(scores: Tensor) -> Tensor:
     return (scores > 0) & (scores >= _COUNTS * scores.max()) if len(scores) else scores > 0
 
 
-def _boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> tuple[Tensor, Tensor]:
-    found = [[each.flatten(0, 1) for each in batch[:2]] for batch in _decoded(how, pictures, size)]
-    boxes, scores = (torch.cat(each) for each in zip(*found, strict=True))
-    return boxes, scores
-
-
-def _centre(boxes: Tensor, scores: Tensor, size: Size) -> Tensor:
+def _centre(size: Size, boxes: Tensor, scores: Tensor) -> Tensor:
     weights = torch.where(_counted(scores), scores, 0.0)[:, None]
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / torch.tensor(size[::-1])
     return (weights * centres).sum(0) / weights.sum().clamp(min=1e-9)
 
 
-def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[tuple[Tensor, ...]]:
+def _decoded(how: Interpretation, pictures: Sequence[Sequence[Tensor]], size: Size) -> list[Tensor]:
     how = replace(how, suppressed=False)  # Scores as they are, however large.
-    return [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
+    found = [decoded(how, outputs, size)[: 3 + bool(how.extras)] for outputs in pictures]
+    return [torch.cat([each.flatten(0, 1) for each in of_all]) for of_all in zip(*found, strict=True)]
 
 
 def _with_boxes(how: Interpretation, pictures: Sequence[Sequence[Tensor]]) -> Interpretation:

@@ -55,6 +55,7 @@ def test_a_model_is_written_as_name_architecture_weights(text: str, expected: Mo
             (text, r"export the network that it was made of as \.onnx instead\.$")
             for text in ("best.engine", "best_saved_model/")
         ),
+        ("fcos_resnet50_fpn:w.pth", r"export\(network.eval\(\), \(\[image\],\), \"best.onnx\""),
         ("x=/there/best.keras", r'load_model\("/there/best.keras"\).export\("mine.onnx", format="onnx"\)'),
     ],
 )

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from models.contract.resize import Whole, grey
 from models.contract.task_adapter import AdaptedFile, task_class
 from models.exports import image_trial
-from models.exports.answers import Entry, Export, entry_of
+from models.exports.answers import Export
 from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
 from models.exports.metadata import Description
 from models.exports.objects import FROM_1, NOTHING, check_axes, has_two_orders, located
+from models.onnx.file import Value
 from tests.support.exports_of_networks import written
 
 SIDE = 160
@@ -146,6 +147,8 @@ def test_the_same_objects_are_read(outputs: list[Tensor], stated: dict[str, Any]
         ([grid(torch.cat((CENTRES - SIDES / 2, CENTRES + SIDES / 2), 1))], {}, "are corners"),
         ([grid(torch.cat((CENTRES, SIDES - 25), 1))], {}, '"yolov8" have sides of -15 to 25'),
         ([columns(objectness=True)[:, :525]], {"layout": "yolox"}, 'if it decodes .* "layout": "yolov5"'),
+        ([columns(SIDE, objectness=True)[:, :525]], {"layout": "yolox"}, 'around their cells .* "layout": "yolov5"'),
+        ([columns(SIDE, objectness=True)], {"layout": "rtdetr", "labels": list("abcd")}, "three a cell"),
         ([columns(20, objectness=True)], {}, 'does not decode .* state "layout": "yolox"'),
         ([rows(by=1e-37)], {}, '"rows" have sides of .* let the network'),
         ([grid(torch.cat((CENTRES - SIDES / 2, SIDES), 1))], {}, "begin at their upper left"),
@@ -229,18 +232,14 @@ def suppressed(layout: Any, *outputs: torch.Tensor) -> list[Any]:
     return [boxes.tolist(), scores.tolist(), classes.tolist(), how.layout, resize_of(about, how)]
 
 
-@pytest.mark.parametrize("stated", [None, "mmdeploy"])
-def test_boxes_of_mmdeploy_are_read(stated: Any) -> None:
+def test_boxes_are_read_and_those_behind_the_stated_number_are_none() -> None:
     outputs = torch.cat((BOXES, SCORES[..., None]), 2), CLASSES
-    right = [BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]
-    assert suppressed(stated, *outputs) == suppressed(stated, *outputs[::-1]) == right
-
-
-@pytest.mark.parametrize("stated", [None, "end2end"])
-def test_boxes_behind_the_stated_number_are_none(stated: Any) -> None:
-    outputs = torch.tensor([[2]], dtype=torch.int32), BOXES, SCORES, CLASSES.int()
+    found = [suppressed(stated, *each) for stated in (None, "mmdeploy") for each in (outputs, outputs[::-1])]
+    assert found == [[BOXES.tolist(), SCORES.tolist(), CLASSES.tolist(), "mmdeploy", "top-left"]] * 4
+    numbered = torch.tensor([[2]], dtype=torch.int32), BOXES, SCORES, CLASSES.int()
+    found = [suppressed(stated, *numbered) for stated in (None, "end2end")]
     right = [[SCORES[0, 0].item(), SCORES[0, 1].item(), 0.0]]
-    assert suppressed(stated, *outputs) == [BOXES.tolist(), right, CLASSES.tolist(), "end2end", "letterbox"]
+    assert found == [[BOXES.tolist(), right, CLASSES.tolist(), "end2end", "letterbox"]] * 2
 
 
 HOW = Interpretation("boxes", "torchvision", 0, 0, True)
@@ -262,15 +261,13 @@ def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -
 
 
 @pytest.mark.parametrize(
-    ("shape", "found"),
-    [
-        (("n", 3, None, None), (Entry(), None, None)),
-        (("n", None, None, 3), (Entry(last=True), None, None)),
-        ((1, 6, 32, 32), None),
-    ],
+    ("shapes", "said"),
+    [([(1, 6, 32, 32)], "of three channels or one; this one takes x"), ([(1, 3, 8, 8)] * 2, "KERAS_BACKEND=torch")],
 )
-def test_the_form_of_an_input_is_read_from_its_shape(shape: Any, found: Any) -> None:
-    assert entry_of(shape, False) == found
+def test_inputs_that_are_no_image_are_refused(shapes: Any, said: str) -> None:
+    given: Any = type("Given", (), {"inputs": [Value("x", None, shape) for shape in shapes]})
+    with pytest.raises(ValueError, match=said):
+        image_trial._input(given, None)
 
 
 def test_a_picture_for_one_channel_is_grey_before_it_is_resized(tmp_path: Path) -> None:
