@@ -81,7 +81,7 @@ async def computed(
         own = result.model
         model = cast(PixelModel, own.image_model if type(own) is NormalisedModel else own)  # isinstance costs more.
         if result.arrays is None:
-            log.error("%s answered with NaN, infinity or a score above 1", model.name)
+            log.error("%s answered with NaN, infinity, a score above 1 or a class beyond its labels", model.name)
             raise ServiceError("INFERENCE_FAILED", "the model could not answer")
         if sum([array.nbytes for array in result.arrays]) <= _INLINE_BYTES and not model.adapter.offloaded:
             return finish(model, result.arrays, result.placement, options), result.computed_by, False

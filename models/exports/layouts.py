@@ -127,8 +127,9 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
             given = log - (1 - given).clamp_min(_LEAST_PROBABILITY).log() if how.each or how.two_of_one else log
         return (torch.cat((torch.zeros_like(given), given), dim=1) if how.two_of_one else given,)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
-    if how.suppressed:  # The trial may have seen none of its scores: those that are none fail their image, as NaN does.
-        scores = scores.masked_fill(scores > 1.01, torch.inf)  # 8 bits round.
+    if how.suppressed:  # What the trial may not have seen fails its image, as NaN does: no score, no label's class.
+        beyond = (classes >= (how.classes or 1 << 30)) & (scores > 0.05)  # Rows may be filled up with anything.
+        scores = scores.masked_fill((scores > 1.01) | beyond, torch.inf)  # 8 bits round.
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras and extras is not None:
         found.append(extras.contiguous())
@@ -426,8 +427,7 @@ def _end2end(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tupl
     boxes, scores, classes = outputs[-3:]
     if len(outputs) == 3:
         return boxes, scores, classes, None
-    count = outputs[0]
-    there = torch.arange(scores.shape[1], device=scores.device) < count
+    there = torch.arange(scores.shape[1], device=scores.device) < outputs[0]
     return boxes, torch.where(there, scores, torch.zeros_like(scores)), classes, None
 
 
@@ -449,8 +449,7 @@ def _corners(centred: Tensor) -> Tensor:
 
 
 def _stretched(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    height, width = size
-    return boxes * torch.tensor([width, height, width, height], dtype=boxes.dtype, device=boxes.device)
+    return boxes * torch.tensor([*size[::-1]] * 2, dtype=boxes.dtype, device=boxes.device)
 
 
 def cells_of(strides: Sequence[int], size: tuple[int, int], repeated: int = 1) -> Tensor:

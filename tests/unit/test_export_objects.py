@@ -187,6 +187,8 @@ def test_numbers_that_the_layout_cannot_have_are_refused(
 def test_classes_of_which_none_is_the_first_are_said_to_begin_with_1_perhaps() -> None:
     found = [rows(lambda box, number, score: [*box, score, number + 1])]
     assert read(found, labels=(*LABELS, "four"))[1] == FROM_1
+    beyond = decoded(Interpretation("boxes", "rows", 3, 0, True), found, (SIDE, SIDE))[1]
+    assert beyond[0].isinf().nonzero().flatten().tolist() == [2]  # Its image fails: the labels are of others.
 
 
 @pytest.mark.parametrize("form", ["rows", "mmdeploy", "end2end"])

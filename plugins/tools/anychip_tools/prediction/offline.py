@@ -207,7 +207,7 @@ class LocalPredictor:
                     outputs.append(arrays)
                     placements.append(image.placement)
                 else:
-                    error = "the model answered with NaN, infinity or a score above 1"
+                    error = "the model answered with NaN, infinity, a score above 1 or a class beyond its labels"
             errors.append(error)
         predictions = iter(self._model.postprocess_all(outputs, placements, self._options))
         for source, image, error in zip(batch.sources, batch.images, errors, strict=True):
