@@ -121,12 +121,13 @@ def test_a_network_that_enlarges_rounding_is_no_misreading(tmp_path: Path, monke
     """Its outputs may be any; what each operator makes of the same numbers decides."""
     make = onnx.helper.make_node
     nodes = [make("ReduceMean", ["images", "all"], ["mean"]), make("Sub", ["images", "mean"], ["small"])]
-    nodes.append(make("Mul", ["small", "much"], ["large"]))
-    nodes.append(make("Sin", ["large"], ["y"]))
+    nodes += [make("Mul", ["small", "much"], ["large"]), make("Sin", ["large"], ["y"])]
     file = saved(tmp_path / "a.onnx", nodes, [constant("all", [1, 2, 3]), constant("much", 1e6)])
     right = OPERATORS["ReduceMean"]
     monkeypatch.setitem(OPERATORS, "ReduceMean", lambda inputs, given: right(inputs, given) * (1 + 2**-22))
     assert said_of(file).startswith("each operator computes what ONNX Runtime")
+    nodes = [make("Add", ["images", "by"], ["low"]), make("Sigmoid", ["low"], ["y"])]  # Its errors are those of 0.5.
+    assert said_of(saved(tmp_path / "b.onnx", nodes, [constant("by", -12.0)])).startswith("each operator computes")
 
 
 def test_halves_that_only_some_runs_round_are_no_misreading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
