@@ -19,7 +19,6 @@ from tests.support.null_service import MODEL, serving
 from tests.support.service_process import free_port
 
 EVIL = "evil.example"
-LIVE = "/v2/health/live"
 _LISTENS = "00010000"  # __SO_ACCEPTCON, as /proc/net/unix has it
 ENDLESS = 64 << 20
 """So much is sent of what has no end: more than a service keeps of anything, or a socket takes."""
@@ -74,7 +73,7 @@ def paths():
 
 def test_the_doors_are_those_that_are_documented(house):
     _, _, found, rpc = house
-    answering = {port for port in found - rpc if asked(port, "GET", LIVE)[0] == 200}
+    answering = {port for port in found - rpc if asked(port, "GET", "/v2/health/live")[0] == 200}
     assert answering == found - rpc
     assert len(answering) == 3, "the port, the one that is shared, the administration's"
     assert rpc <= found

@@ -244,15 +244,13 @@ def test_boxes_are_read_and_those_behind_the_stated_number_are_none() -> None:
     assert found == [[BOXES.tolist(), right, CLASSES.tolist(), "end2end", "letterbox"]] * 2
 
 
-HOW = Interpretation("boxes", "torchvision", 0, 0, True)
-
-
 @pytest.mark.parametrize("count", [0, 1, 299, 300, 301, 900])
 def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -> None:
     random = torch.Generator().manual_seed(count)
     scores = torch.rand(count, generator=random) * 0.9 + 0.05
     boxes, labels = torch.rand((count, 4), generator=random), torch.randint(1, 91, (count,), generator=random)
-    found, values, classes = decoded(HOW, [boxes, scores, labels], (64, 64))
+    how = Interpretation("boxes", "torchvision", 0, 0, True)
+    found, values, classes = decoded(how, [boxes, scores, labels], (64, 64))
     assert [tuple(each.shape) for each in (found, values, classes)] == [(1, 300, 4), (1, 300), (1, 300)]
     kept = min(count, MOST_DETECTIONS)
     order = scores.sort(descending=True, stable=True).indices[:kept]

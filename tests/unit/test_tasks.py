@@ -28,7 +28,6 @@ from models.tasks.tiles import Tiling, merged
 from tests.support.task_files import SIDE, answers
 
 SQUARE = Placement(100, 100)
-LETTERBOXED = Whole((SIDE, SIDE)).placement(128, 64)
 
 
 def task(
@@ -111,7 +110,7 @@ def test_the_padding_is_no_part_of_the_image() -> None:
     found = asked(
         task("segment_semantic", (1, 2, SIDE, SIDE), how="letterbox"),
         scores,
-        placement=LETTERBOXED,
+        placement=Whole((SIDE, SIDE)).placement(128, 64),
         masks="none",
     )
     assert found == {"areas": [{"label": "class 1", "class_id": 1, "area": 128 * 64, "share": 1.0}]}
