@@ -153,7 +153,7 @@ def _row(name: str, file: str, build: Callable[[Path, Images], Made], by: str = 
 
 # Ultralytics runs no batch of four for one picture. ONNX Runtime, optimising as it does for Ultralytics, is wrong for
 # YOLOv3-tiny by 4 pixels. The YOLOv9t of these weights enlarges rounding to 1e-3: float32 by PyTorch and by ONNX
-# Runtime, optimised or not, differ from each other by 3e-4 to 8e-4, and each from float64 by 4e-4.
+# Runtime, optimised or not, differ from each other by 5e-4 to 8e-4, and from float64 by 4e-4 to 5e-4.
 _of_checkpoint = partial(_exported, from_checkpoint=True)
 
 
