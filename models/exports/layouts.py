@@ -128,7 +128,8 @@ def decoded(how: Interpretation, outputs: Sequence[Tensor], size: Size) -> tuple
         return (torch.cat((torch.zeros_like(given), given), dim=1) if how.two_of_one else given,)
     boxes, scores, classes, extras = LAYOUTS[how.layout].decode(how, outputs, size)
     if how.suppressed:  # What the trial may not have seen fails its image, as NaN does: no score, no label's class.
-        beyond = (classes >= (how.classes or 1 << 30)) & (scores > 0.05)  # Rows may be filled up with anything.
+        beyond = (classes >= (how.classes or 1 << 30)) | (classes < int(how.layout == "torchvision"))
+        beyond &= scores > 0.05  # Rows may be filled up with anything.
         scores = scores.masked_fill((scores > 1.01) | beyond, torch.inf)  # 8 bits round.
     found = [boxes.contiguous(), scores.contiguous(), classes.to(torch.int32)]
     if how.extras and extras is not None:

@@ -258,6 +258,7 @@ def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -
     assert torch.equal(found[0, :kept], boxes[order])
     assert torch.equal(classes[0, :kept], labels[order].int())
     assert not values[0, kept:].any()
+    assert decoded(how, [boxes, scores, labels * 0], (64, 64))[1].isinf().sum() == kept  # 0 is the background.
 
 
 @pytest.mark.parametrize(
