@@ -21,8 +21,8 @@ AUDIT = "anychip.audit"
 
 DOWNLOADS = "anychip.downloads"
 """Name of the logger of models.download, which says how far downloads are."""
-_OF_REQUESTS = "httpx", "httpcore", "httpx2", "httpcore2"
-"""Loggers of HTTP libraries: they log whole addresses, which may hold passwords and signatures."""
+_WARN_ALONE = "httpx", "httpcore", "httpx2", "httpcore2", "onnx_ir"
+"""Loggers that say too much: those of HTTP libraries whole addresses with passwords, that of ONNX each constant."""
 
 request_id: ContextVar[str] = ContextVar("anychip_request_id", default="")
 """Request that this task serves; lines about another one say so with `extra={"request_id": …}`."""
@@ -40,7 +40,7 @@ def configure(level: str, form: Format) -> None:
     logging.captureWarnings(True)
     # It warns of each strange byte that a client sends; the client is told, and must not fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-    for name in _OF_REQUESTS:
+    for name in _WARN_ALONE:
         logging.getLogger(name).setLevel(logging.WARNING)
     # The audit is for machines, in any form of the log, and no level silences it.
     audit = logging.getLogger(AUDIT)

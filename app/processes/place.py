@@ -519,7 +519,7 @@ class Supervisor(Generic[C]):
                 self._log.error(text, child.name, reason, child.exit_status, self._pause_s)
             elif not self._reported:
                 self._reported = True
-                self._log.error("%s did not start: %s; it is tried again", child.name, reason)
+                self._log.error("%s did not start: %s; it is tried again", child.name, reason.rstrip("."))
         try:
             child.gone()
             if is_lost:

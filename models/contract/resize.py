@@ -352,7 +352,8 @@ class Centre(Resize):
 
     def geometry(self, width: int, height: int) -> Geometry | None:
         target = self._resized_size(width, height)
-        return None if max(target) > _LONGEST_STRIP * min(target) else self.exact_geometry(width, height)
+        is_pillows = self.interpolation in ("nearest", "lanczos")
+        return None if is_pillows or max(target) > _LONGEST_STRIP * min(target) else self.exact_geometry(width, height)
 
     def _scales_by_axis(self) -> bool:
         return self.shape is not None and not self.keep

@@ -39,6 +39,7 @@ _WHOLE = 1e-3  # Error of a sum of a thousand probabilities rounded to float16.
 _MOST_PAIRS = 100  # transformers: DeformableDetrImageProcessor.post_process_object_detection
 
 PROBABILITIES = "its outputs are probabilities, and are answered as they are"
+_SOFTMAX = 'its outputs are not those of a last layer, and a softmax makes scores of them: else state "scores"'
 
 Shapes = Sequence[Sequence[int]]
 Size = tuple[int, int]
@@ -182,8 +183,9 @@ def scored(
         least, most = float(outputs.min()), float(outputs.max())
         raise ValueError(f'its scores are {least:.3g} to {most:.3g}, which are no "probabilities": state "logits"')
     if stated == "logits" or not inside or (is_layer and not whole and stated != "probabilities"):
-        warned = "its outputs are probabilities, and softmax is done once more, as its sidecar says"
-        return how, warned if whole and inside else ""
+        if whole and inside:
+            return how, "its outputs are probabilities, and softmax is done once more, as its sidecar says"
+        return how, "" if stated or alone or is_layer else _SOFTMAX
     if how.two_of_one or whole:
         return replace(how, probabilities=True), "" if stated else PROBABILITIES
     note = "each of its outputs is a probability of its own (a sigmoid's), and is answered as it is"

@@ -187,7 +187,9 @@ def pixels_of(cfg: Mapping[str, Any], model_type: str, where: str, *, is_sized: 
         if key not in _COMMON | kind.keys and not key.startswith("_") and value not in (None, False):
             _refuse(where, key, value, f"is nothing that {name}ImageProcessor is known to take")
     if found.get("resample", 2) not in _RESAMPLE:
-        _refuse(where, "resample", found["resample"], "is none of 1 to 3 (lanczos, bilinear, bicubic)")
+        nearest = '{"crop": 1, "resize_by": "pillow", "interpolation": "nearest"}'
+        why = f"is none of 1 to 3 (lanczos, bilinear, bicubic); for 0, nearest pixels, the closest is {nearest}"
+        _refuse(where, "resample", found["resample"], why)
     interpolation = _RESAMPLE[found.get("resample", 2)]
     if kind.floats and interpolation in ("bicubic", "lanczos"):
         _refuse(where, "resample", found["resample"], "has this processor make levels outside those of a picture")
@@ -316,8 +318,8 @@ def _pair(size: Mapping[str, int]) -> tuple[int, int]:
 
 def _remedy(where: str) -> str:
     return (
-        'state "size", "resize", "mean" and "std" in a sidecar beside the weights (docs/which-file.md), and '
-        f"{where} is not read"
+        'state "size", "resize", "resize_by", "interpolation", "mean" and "std" in a sidecar beside the weights '
+        f"(docs/which-file.md), and {where} is not read"
     )
 
 

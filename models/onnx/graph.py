@@ -25,7 +25,7 @@ import models.onnx.layers  # noqa: F401  # It registers its operators.
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
-from models.onnx.forms import SEVERAL, as_detector, in_pairs, todays
+from models.onnx.forms import SEVERAL, as_detector, for_openvino, in_pairs, todays
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
@@ -86,7 +86,8 @@ class OnnxPart(nn.Module):
             try:
                 found = compute(call, inputs)
             except UnsupportedError as error:
-                raise WeightsError(f"{self.file_name} uses {error}, which is not computed here.") from error
+                remedy = f"export it otherwise, or {for_openvino(self.file_name)}"
+                raise WeightsError(f"{self.file_name} uses {error}, which is not computed here: {remedy}.") from error
             if isinstance(found, tuple):
                 values.update(zip(call.outputs, found, strict=False))
             else:
@@ -142,8 +143,7 @@ class OnnxGraph(nn.Module):
             raise WeightsError(
                 f"{name} uses operators that are not known here: {', '.join(unknown)}. Export the network with others "
                 "(quantised: in the QDQ form; torchvision's detectors: of one image, ([image],), with dynamo=False), "
-                "or for OpenVINO, which runs it on the CPU: "
-                f'openvino.save_model(openvino.convert_model("{name}"), "mine.xml").'
+                f"or {for_openvino(name)}."
             )
         file = replace(file, nodes=todays(file, name))
         self.file_name = name

@@ -11,7 +11,6 @@ import pytest
 from anychip_base.interpreter import python_command
 from backends.vendors.table import ACCELERATORS
 
-ROOT = Path(__file__).parents[2]
 _CHECKS = {
     "our files are read and foreign ones are tried without torch._dynamo": (
         "import sys, torch\n"
@@ -75,7 +74,7 @@ _CHECKS = {
 
 @pytest.mark.parametrize("check", _CHECKS)
 def test_in_a_process_of_its_own(check: str) -> None:
-    subprocess.run([sys.executable, "-c", _CHECKS[check]], cwd=ROOT, check=True, timeout=280)
+    subprocess.run([sys.executable, "-c", _CHECKS[check]], cwd=Path(__file__).parents[2], check=True, timeout=280)
 
 
 def test_a_child_keeps_what_vendors_put_on_pythonpath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,6 @@ from models import WeightsError, open_model, parse_spec
 from models.yolo.yolov8 import anchors
 from tests.support import warm
 
-ROOT = Path(__file__).parents[2]
-
-
 WRITE_TASKS = """
 import sys, torch
 from torchvision.transforms import InterpolationMode
@@ -63,7 +60,7 @@ def of_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("ultralytics")
     folder = tmp_path_factory.mktemp("tasks")
     settings = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "1", "YOLO_VERBOSE": "0"}
-    done = warm.completed(folder, "-c", WRITE_TASKS, str(ROOT), *NETWORKS, environment=settings)
+    done = warm.completed(folder, "-c", WRITE_TASKS, str(Path(__file__).parents[2]), *NETWORKS, environment=settings)
     assert done.returncode == 0, done.stderr
     return folder
 

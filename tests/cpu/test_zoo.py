@@ -12,7 +12,6 @@ import pytest
 from benchmarks.zoo.__main__ import REFUSED, RIGHT
 from benchmarks.zoo.table import NETWORKS
 
-ROOT = Path(__file__).parents[2]
 # In `.ci/run` one of each way through the code; `make nightly` has all.
 USUAL = {
     "timm": ("timm-flat", "timm-ema", "timm-rexnet"),
@@ -30,7 +29,7 @@ def check(names: list[str], folder: Path) -> None:
     pytest.importorskip(NETWORKS[names[0]].package)
     results = folder / "results.json"
     command = [sys.executable, "-m", "benchmarks.zoo", *names, "--results", str(results)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = {name: row for name, row in json.loads(results.read_text()).items() if row["result"] in (RIGHT, REFUSED)}
     assert found.keys() == set(names), done.stderr

@@ -19,7 +19,6 @@ import pytest
 from deploy import install
 from tests.support.container import BASES, describe
 
-ROOT = Path(__file__).parents[2]
 NUMPY_1, NUMPY_2 = "1.26.4", "2.2.6"
 
 
@@ -49,7 +48,7 @@ def resolved(folder: Path, packages: dict[str, str], signals: install.Signals) -
 
 
 def constraints() -> str:
-    return (ROOT / "constraints.txt").read_text()
+    return (Path(__file__).parents[2] / "constraints.txt").read_text()
 
 
 @pytest.mark.parametrize("numpy", [NUMPY_1, NUMPY_2])

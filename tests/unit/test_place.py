@@ -128,7 +128,7 @@ async def test_children_that_cannot_start_are_tried_again_with_pauses_and_report
 
     def make(name):
         began_s.append(asyncio.get_running_loop().time())
-        return Sleeper(name, fails=None if name == "6" else OSError("no memory"))
+        return Sleeper(name, fails=None if name == "6" else OSError("no memory."))
 
     async with supervised(make) as (supervisor, gone):
         with pytest.raises(ChildStartError, match="1 did not start: it could not be started: no memory"):
@@ -137,7 +137,8 @@ async def test_children_that_cannot_start_are_tried_again_with_pauses_and_report
         pauses = [round(after - before, 1) for before, after in itertools.pairwise(began_s)]
         assert pauses == [*BACKOFF_S, BACKOFF_S[-1]]
         assert gone == [(str(number), "start") for number in range(1, 6)]
-    assert [each.levelname for each in caplog.records if "did not start" in each.message] == ["ERROR"]
+    [said] = [each for each in caplog.records if "did not start" in each.message]
+    assert (said.levelname, said.message.endswith("no memory; it is tried again")) == ("ERROR", True)
 
 
 async def test_a_process_that_cannot_be_killed_is_quarantined_and_another_one_starts(virtual_time, caplog):

@@ -165,11 +165,13 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
     size = library_files.size_in(tmp_path)
     assert size is not None
     assert sidecar.resizing(size, "centre") == expected
+    assert (expected.geometry(64, 48) is None) == (expected.interpolation == "lanczos")  # No device has it.
 
 
 @pytest.mark.parametrize(
     ("processor", "said"),
     [
+        ({"resample": 0}, ': "nearest"}: state "size", "resize", "resize_by", "interpolation", "mean" and "std" in'),
         ({"crop_pct": 0.9}, '"crop_pct": 0.9 in preprocessor_config.json is nothing that ViTImageProcessor is known'),
         ({"do_resize": False}, '"do_resize": False in preprocessor_config.json gives each image a size of its own'),
         ({"size": 64, "do_pad": True, "pad_size": {"height": 80, "width": 80}}, "would fill up its images"),

@@ -231,6 +231,7 @@ def test_probabilities_as_bytes_are_answered_as_shares_of_one() -> None:
 
 def test_what_is_stated_holds_where_it_can() -> None:
     inside = [[0.9, 0.1], [0.5, 0.5]]
+    assert "not those of a last layer" in read([[2.0, -1.0]])[2]
     scores, _, note = read(inside, "logits")
     assert scores == pytest.approx([0.68997, 0.31003], abs=1e-5)
     assert "softmax is done once more" in note
