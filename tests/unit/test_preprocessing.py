@@ -165,7 +165,7 @@ def test_a_processor_of_hugging_face_says_how_images_come_in(
     size = library_files.size_in(tmp_path)
     assert size is not None
     assert sidecar.resizing(size, "centre") == expected
-    assert (expected.geometry(64, 48) is None) == (expected.interpolation == "lanczos")  # No device has it.
+    assert (expected.geometry(64, 48) is None) == ("lanczos" in repr(expected))  # No device has it.
 
 
 @pytest.mark.parametrize(
