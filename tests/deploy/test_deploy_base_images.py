@@ -19,6 +19,7 @@ import pytest
 from deploy import install
 from tests.support.container import BASES, describe
 
+ROOT = Path(__file__).parents[2]
 NUMPY_1, NUMPY_2 = "1.26.4", "2.2.6"
 
 
@@ -48,7 +49,7 @@ def resolved(folder: Path, packages: dict[str, str], signals: install.Signals) -
 
 
 def constraints() -> str:
-    return (Path(__file__).parents[2] / "constraints.txt").read_text()
+    return (ROOT / "constraints.txt").read_text()
 
 
 @pytest.mark.parametrize("numpy", [NUMPY_1, NUMPY_2])

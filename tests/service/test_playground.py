@@ -27,6 +27,7 @@ from tests.support.work import until
 ARTEFACTS = os.environ.get("ANYCHIP_TEST_ARTEFACTS", "")
 """A folder where screenshots of the page are kept, for people to look at."""
 
+ROOT = Path(__file__).parents[2]
 DETECT = IMAGES / "detect_1.jpg"
 HTML = {"Accept": "text/html,*/*;q=0.8"}
 MAX_BODY_BYTES = 1_000_000
@@ -182,7 +183,7 @@ def test_an_error_is_said_once(browser, service):
         assert page.locator("#error").is_hidden()
 
 
-TRITON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ".venv-clients/bin/python").absolute()
+TRITON = Path(os.environ.get("ANYCHIP_TEST_CLIENTS_PYTHON") or ROOT / ".venv-clients" / "bin" / "python")
 
 
 def test_the_same_request_works_in_every_language_as_it_is_shown(browser, service, tmp_path):
