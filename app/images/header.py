@@ -26,6 +26,7 @@ import numpy.typing as npt
 Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
 
 _MAX_SEGMENTS = 2_000
+_MAX_EXIF = 32  # Segments that are joined, which copies them in the event loop.
 """Most segments, chunks or directory entries before a size or an orientation. Real files have tens. It is bounded
 because this runs in the event loop, and a hostile file of 20 MB holds millions."""
 
@@ -188,7 +189,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
             break
         if marker == 0xE1:
             segment = view[at + 4 : at + 2 + length]
-            if segment[:6] == _EXIF:  # Pillow joins several, as EXIF of more than 64 kB has them.
+            # Pillow joins several, as EXIF of more than 64 kB has them.
+            if segment[:6] == _EXIF and len(exif) < _MAX_EXIF:
                 exif.append(segment[6:] if exif else segment)
             elif segment[: len(XMP)] == XMP:
                 xmp = segment
@@ -204,7 +206,8 @@ def _read_jpeg(view: memoryview) -> _Stored:
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")
-    return *size, exif_orientation(memoryview(b"".join(exif))) or _xmp_orientation(xmp) or 1
+    joined = exif[0] if len(exif) == 1 else memoryview(b"".join(exif))
+    return *size, exif_orientation(joined) or _xmp_orientation(xmp) or 1
 
 
 def _read_png(view: memoryview) -> _Stored:

@@ -592,7 +592,8 @@ def _labels_of_torchvision(labels: Sequence[str] | None) -> tuple[str, ...] | No
 
 def _input(onnx: OnnxFile, size: tuple[int, int] | None) -> tuple[tuple[int, int] | None, int, bool, Entry]:
     seen = ", ".join(f"{value.name} {list(value.shape or ())}" for value in onnx.inputs)
-    seen += ": constants have to be in it (Keras: export with KERAS_BACKEND=torch)" * (len(onnx.inputs) > 1)
+    if len(onnx.inputs) > 1:
+        seen += ": constants have to be in it (Keras: export with KERAS_BACKEND=torch)"
     shapes = [value.shape for value in onnx.inputs]
     if len(shapes) == 1 and shapes[0] is not None and len(shapes[0]) == 3 and as_detector(onnx) is not None:
         shapes = [(1, *shapes[0])]

@@ -97,14 +97,19 @@ def todays(file: OnnxFile, name: str) -> list[Node]:
     used = {each for node in file.nodes for each in node.inputs} | {value.name for value in file.outputs}
     refused = {f"{node.operator} with {what}" for node in file.nodes for what in _not_computed(node, file, used)}
     if refused:
-        remedy = f"export it otherwise, or {for_openvino(name)}"
-        raise WeightsError(f"{name} uses {', '.join(sorted(refused))}, which is not computed here: {remedy}.")
+        raise not_computed(name, ", ".join(sorted(refused)))
     return [_renewed(node, file.opset) for node in file.nodes]
 
 
 def for_openvino(name: str) -> str:
     """Say how a file that is not computed here is served by OpenVINO."""
     return f'for OpenVINO, which runs it on the CPU: openvino.save_model(openvino.convert_model("{name}"), "mine.xml")'
+
+
+def not_computed(name: str, what: str) -> WeightsError:
+    """Return the error for forms of operators that a file has."""
+    remedy = f"export it otherwise, or {for_openvino(name)}"
+    return WeightsError(f"{name} uses {what}, which is not computed here: {remedy}.")
 
 
 def _not_computed(node: Node, file: OnnxFile, used: set[str]) -> list[str]:

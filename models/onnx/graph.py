@@ -25,7 +25,7 @@ import models.onnx.layers  # noqa: F401  # It registers its operators.
 from models.contract.errors import WeightsError
 from models.contract.model import Array
 from models.onnx.file import Node, OnnxFile, read_onnx
-from models.onnx.forms import SEVERAL, as_detector, for_openvino, in_pairs, todays
+from models.onnx.forms import SEVERAL, as_detector, for_openvino, in_pairs, not_computed, todays
 from models.onnx.operators import OPERATORS, UnsupportedError, as_numbers
 
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "GridSample")
@@ -86,8 +86,7 @@ class OnnxPart(nn.Module):
             try:
                 found = compute(call, inputs)
             except UnsupportedError as error:
-                remedy = f"export it otherwise, or {for_openvino(self.file_name)}"
-                raise WeightsError(f"{self.file_name} uses {error}, which is not computed here: {remedy}.") from error
+                raise not_computed(self.file_name, str(error)) from error
             if isinstance(found, tuple):
                 values.update(zip(call.outputs, found, strict=False))
             else:

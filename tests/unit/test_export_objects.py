@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.contract.resize import Whole, grey
 from models.contract.task_adapter import AdaptedFile, task_class
 from models.exports import image_trial
-from models.exports.answers import Export
+from models.exports.answers import Entry, Export, entry_of
 from models.exports.exported import _image_model
 from models.exports.images import ExportedImages
 from models.exports.layouts import MOST_DETECTIONS, Interpretation, cells_of, decoded, interpret, resize_of
@@ -265,7 +265,9 @@ def test_the_best_are_answered_and_the_rest_filled_up_with_nothing(count: int) -
     ("shapes", "said"),
     [([(1, 6, 32, 32)], "of three channels or one; this one takes x"), ([(1, 3, 8, 8)] * 2, "KERAS_BACKEND=torch")],
 )
-def test_inputs_that_are_no_image_are_refused(shapes: Any, said: str) -> None:
+def test_the_form_of_an_input_is_read_from_its_shape(shapes: Any, said: str) -> None:
+    found = [entry_of(shape, False) for shape in (("n", 3, None, None), ("n", None, None, 3), (1, 6, 32, 32))]
+    assert found == [(Entry(), None, None), (Entry(last=True), None, None), None]
     given: Any = type("Given", (), {"inputs": [Value("x", None, shape) for shape in shapes]})
     with pytest.raises(ValueError, match=said):
         image_trial._input(given, None)

@@ -74,8 +74,7 @@ from tests.support.doubles import (
 )
 from tests.support.load import until
 
-OTHER = SmallModel("other")
-TWO = (MODEL, OTHER)
+TWO = (MODEL, SmallModel("other"))
 FAR = 10.0**9
 """A deadline."""
 
