@@ -41,7 +41,7 @@ LINT = {
     "ruff format": [str(BIN / "ruff"), "format", "--check"],
     "mypy": [str(BIN / "mypy")],
 }
-EACH = "not nightly"
+EACH, ALL = "not nightly", "nightly or not nightly"
 NO_TESTS = 5
 """pytest's exit status where it found none."""
 _TIMED_OUT, _NOT_THERE = 124, 127
@@ -133,27 +133,15 @@ def of_test(more: Sequence[str]) -> dict[str, list[str]]:
     return {**LINT, **phases(together(MAKE_TEST), EACH, more)}
 
 
-def one_by_one(suites: Mapping[str, Suite]) -> dict[str, Suite]:
-    """Return the files of suites, each once, as a suite for each environment: what measures time has the machine."""
-    files: dict[str, dict[str, None]] = {}
-    for suite in suites.values():
-        files.setdefault(suite.environment, {}).update(dict.fromkeys(file_of(test) for test in suite.tests))
-    return {
-        f"one by one, {environment}": Suite("", tuple(tests), at_a_time=ONE_BY_ONE, environment=environment)
-        for environment, tests in files.items()
-    }
-
-
 def of_nightly(more: Sequence[str]) -> dict[str, list[str]]:
     """Return the phases of `make nightly`: what `make test` leaves out, tests marked `nightly`, what the service
     itself costs in seconds, the planted faults.
     """
     if named_tests(more):
-        return phases({}, "nightly or not nightly", more)
+        return phases({}, ALL, more)
     return {
-        **phases(BY_PATH, EACH, more),
-        **phases(one_by_one({**MAKE_TEST, **BY_PATH}), "nightly", more),
-        **phases(NIGHTLY, "nightly or not nightly", more),
+        **phases(together(BY_PATH, done=NIGHTLY), ALL, more),
+        **phases(NIGHTLY, ALL, more),
         "figures": [str(BIN / "python"), "-m", "benchmarks.overhead", "--rounds", "3"],
         "mutations": [str(BIN / "python"), "-m", "tests.support.mutations"],
     }

@@ -122,6 +122,11 @@ MAKE_TEST = {
 """What `make test` runs, in this order: a change must pass it whatever it touches."""
 
 BY_PATH = {
+    "libraries": Suite(
+        "networks of other libraries",
+        ("tests/cpu/test_zoo.py", "tests/cpu/test_libraries.py", "tests/cpu/test_library_pixels.py"),
+        at_a_time=2,
+    ),
     "protocols": Suite(
         "the API as it is described, and tensors in and out",
         ("tests/service/test_open_inference_tensors.py", "tests/service/test_api_description.py"),
@@ -211,11 +216,6 @@ BY_PATH = {
         COMPUTING,
         at_a_time=ALL_PROCESSORS,
     ),
-    "libraries": Suite(
-        "networks of other libraries",
-        ("tests/cpu/test_zoo.py", "tests/cpu/test_libraries.py", "tests/cpu/test_library_pixels.py"),
-        at_a_time=2,
-    ),
     "tools": Suite(
         "the commands: predict, bench, tune, validate, doctor, demo",
         (
@@ -275,11 +275,14 @@ BY_PATH = {
 """What `.ci/run` adds where a changed path chooses it."""
 
 NIGHTLY = {
-    "long": Suite(
-        "ten minutes of faults, clients that are slow, every route by its description",
+    "alone": Suite(
+        "what measures seconds, memory or a machine's share: ten minutes of faults, slow clients, models on demand",
         (
-            "tests/service/test_chaos.py",
+            *of("service", "chaos faults ingresses shutdown connections"),
             "tests/service/test_api_description.py::test_no_request_that_is_described_or_not_is_a_fault",
+            "tests/simulated/test_verify.py",
+            "tests/cpu/test_models_on_demand.py",
+            "tests/virtual/test_loop_guard.py",
         ),
         at_a_time=ONE_BY_ONE,
         wants=("audit",),
@@ -313,7 +316,7 @@ NIGHTLY = {
         environment=".venv-next",
     ),
 }
-"""What `make nightly` has beside the tests marked `nightly` of all others."""
+"""What `make nightly` runs beside what these leave of BY_PATH."""
 
 SUITES = {**MAKE_TEST, **BY_PATH, **NIGHTLY}
 

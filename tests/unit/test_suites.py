@@ -14,7 +14,7 @@ import pytest
 from tests.environments.make import ENVIRONMENTS
 from tests.suites import __main__ as commands
 from tests.suites import choice
-from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, MAKE_TEST, ONE_BY_ONE, PACKAGES, PATHS, SUITES, Suite
+from tests.suites.table import BY_PATH, CHECK_LEAVES_OUT, NIGHTLY, ONE_BY_ONE, PACKAGES, PATHS, SUITES, Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = choice.sources_of_tests()
@@ -160,11 +160,16 @@ def test_suites_that_run_alike_are_one_and_run_nothing_twice() -> None:
 
 def test_all_that_runs_somewhere_runs_at_night() -> None:
     at_night = commands.of_nightly(())
-    assert set(BY_PATH) < set(at_night)
-    assert "mutations" in at_night
-    marked = [words for words in at_night.values() if "nightly" in words]
-    files = {(words[0], file) for words in marked for file in words}
-    for suite in (*MAKE_TEST.values(), *BY_PATH.values()):
-        python = str(ROOT / suite.environment / "bin" / "python")
-        assert {(python, choice.file_of(test)) for test in suite.tests} <= files
-    assert not [words for words in marked if "-n" in words]  # What measures time has the machine to itself.
+    assert {*NIGHTLY, "figures", "mutations"} <= set(at_night)
+    ran = {(words[0], choice.file_of(word)) for words in at_night.values() for word in words if commands.ALL in words}
+    for suite in BY_PATH.values():
+        assert {(str(ROOT / suite.environment / "bin" / "python"), choice.file_of(test)) for test in suite.tests} <= ran
+    marked = {path for path, source in choice.sources_of_tests().items() if "\n@pytest.mark.nightly" in source}
+    assert marked
+    assert marked <= {file for _, file in ran}
+    assert [name for name, words in at_night.items() if "-n" not in words] == [
+        "connections",
+        "alone",
+        "figures",
+        "mutations",
+    ]
