@@ -92,3 +92,17 @@ def test_make_leaves_the_pins_of_a_base_out():
     shown = subprocess.run(words, cwd=install.ROOT, env=named, capture_output=True, text=True, check=True).stdout
     assert "PATH=" in shown
     assert "PIP_CONSTRAINT" not in shown
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.14"])
+def test_each_python_that_is_promised_finds_what_is_pinned(python):
+    """All other tests run on one Python."""
+    extras = ("cpu", "parquet", "dev")
+    wanted = [line for line in install.requirements(install.read_project(), extras) if not line.startswith("anychip")]
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--python-platform", "linux"]
+    command += ["--python-version", python, "--constraint", "constraints.txt", "-"]
+    text = "\n".join(wanted)
+    done = subprocess.run(command, input=text, cwd=install.ROOT, capture_output=True, text=True, check=False)
+    if "Failed to fetch" in done.stderr:
+        pytest.skip(f"the registry does not answer: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "layer norm by one number": ("LayerNormalization", {"axis": -2}, [np.array([3.0]), np.array([1.0])]),
     "space": ("DepthToSpace", {"blocksize": 2}, []),
 }
+if onnxruntime.__version__ < "1.24":  # The last for Python 3.10 does not broadcast a scale.
+    del CASES["layer norm by one number"]
 
 
 def written(path: Path, nodes: list[Any], tensors: list[Any] | None = None, taken: tuple[int, ...] = (1,)) -> Path:

@@ -1,10 +1,7 @@
 """The layout of the tests: what they share is in tests/support, and no test module imports another."""
 
 import ast
-import re
 from pathlib import Path
-
-import pytest
 
 from tests.support.mutations import MUTATIONS, ROOT, planted
 
@@ -29,18 +26,6 @@ def test_no_test_module_is_imported():
     found = [(str(path.relative_to(TESTS)), name) for path in MODULES for name in imported(path)]
     assert len(found) > 100
     assert [(path, name) for path, name in found if not f"{name}.".startswith(shared)] == []
-
-
-STARTS_A_SERVICE = {"running", "serving"}
-OF_FAULTS = [f"service/test_{name}.py" for name in ("chaos", "faults", "limits")]
-
-
-@pytest.mark.parametrize("name", OF_FAULTS)
-def test_tests_of_faults_and_limits_look_whether_the_service_answers_and_what_holds_it_up(name):
-    text = (TESTS / name).read_text(encoding="utf-8")
-    names = {each.rpartition(".")[2] for each in imported(TESTS / name)}
-    assert names & {"answering", "observed"} or re.search(r"def test_\w+\(.*\bserve\b", text)
-    assert not names & STARTS_A_SERVICE or names & {"answering", "observed"}
 
 
 def test_each_fault_of_the_list_can_still_be_planted():
