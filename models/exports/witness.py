@@ -68,9 +68,9 @@ def compared(
                 theirs = library_files.builder().built(file, architecture, by_itself=True)
             except WeightsError as error:
                 raise UnavailableError(str(error).rstrip(".")) from error
-            return of_network(f"{library} by itself", theirs, given, ours, file)
+            return of_network(f"{library} itself", theirs, given, ours, file)
         if architecture == "pt2":
-            return of_network("torch.export by itself", as_saved(str(file)), given, ours, file)
+            return of_network("torch.export itself", as_saved(str(file)), given, ours, file)
         runtime = "OpenVINO" if architecture == "xml" else "TorchScript"
         return f"{runtime} itself computes it, so that nothing was compared"
     except UnavailableError as error:

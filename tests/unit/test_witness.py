@@ -167,10 +167,10 @@ def test_a_network_of_a_library_is_compared_as_a_whole(tmp_path: Path) -> None:
 
     given = [torch.rand((1, 3, 8, 8))]
     ours = [one(given[0])]
-    assert "difference is 0.0e+00" in witness.of_network("timm by itself", one, given, ours, tmp_path / "a.pth")
+    assert "difference is 0.0e+00" in witness.of_network("timm itself", one, given, ours, tmp_path / "a.pth")
     torch.save({"model": {"a.b": given[0]}, "ema": {"a.b": given[0]}}, tmp_path / "a.pth")
-    with pytest.raises(WeightsError, match=r"a\.pth is not read as timm by itself .* under ema, model: save one"):
-        witness.of_network("timm by itself", other, given, ours, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"a\.pth is not read as timm itself .* under ema, model: save one"):
+        witness.of_network("timm itself", other, given, ours, tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["input of that type", "input of float32"])
@@ -190,7 +190,7 @@ def test_a_program_in_another_float_is_compared_with_itself(tmp_path: Path, dtyp
     torch.export.save(program, file)
     found = image_trial.tried(file, "program", {"task": "classify"}, list("abcde"), "classes")
     assert found is not None
-    assert "compared with torch.export by itself on 2 pictures" in found.witness
+    assert "compared with torch.export itself on 2 pictures" in found.witness
 
 
 @pytest.mark.parametrize(
