@@ -58,7 +58,7 @@ suite: $(VENV)/.developer  ## suites by their names, e.g. make suite SUITE="faul
 	@$(SUITES) run $(SUITE) -- $(ARGS)
 
 # Environments that cannot be made here leave tests out, which say so.
-nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, an hour of faults; make nightly ARGS=tests/service/test_chaos.py
+nightly: $(VENV)/.developer  ## everything else: images, ARM, other people's software, ten minutes of faults; make nightly ARGS=tests/service/test_chaos.py
 	-@$(MAKE) --keep-going clients-environment deploy-environment ocr-environment arm-environment audit-environment least-environment npu-environment next-environment
 	@$(SUITES) nightly -- $(ARGS)
 
