@@ -65,10 +65,7 @@ def memory_bytes(root: Path = _ROOT) -> tuple[int, int]:
 
 def release_free_memory() -> None:
     """Let the C library give free pages back to the system, if it can (only glibc can)."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    _call_glibc("malloc_trim", 0)
 
 
 def return_large_blocks(least_bytes: int) -> None:
@@ -78,11 +75,8 @@ def return_large_blocks(least_bytes: int) -> None:
     and up to 64 MiB of them stay at the end of the memory of every thread, which even `malloc_trim` leaves alone. Other
     C libraries are left alone.
     """
-    if sys.platform == "linux":
-        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-        if set_option is not None:
-            set_option(_M_MMAP_THRESHOLD, least_bytes)
-            set_option(_M_TRIM_THRESHOLD, least_bytes)
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, least_bytes)
+    _call_glibc("mallopt", _M_TRIM_THRESHOLD, least_bytes)
 
 
 def share_one_arena() -> None:
@@ -90,13 +84,18 @@ def share_one_arena() -> None:
 
     By itself glibc gives each thread an arena, whose end `malloc_trim` leaves alone: tens of megabytes each.
     """
-    if sys.platform == "linux":
-        set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-        if set_option is not None:
-            set_option(_M_ARENA_MAX, 1)
+    _call_glibc("mallopt", _M_ARENA_MAX, 1)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # In malloc.h.
+
+
+def _call_glibc(name: str, *arguments: int) -> None:
+    """Call a function that only glibc has; do nothing without it."""
+    if sys.platform == "linux":
+        function = getattr(ctypes.CDLL(None), name, None)
+        if function is not None:
+            function(*arguments)
 
 
 def cpu_name(root: Path = _ROOT) -> str:

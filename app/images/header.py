@@ -26,9 +26,9 @@ import numpy.typing as npt
 Format = Literal["JPEG", "PNG", "WebP", "BMP", "GIF"]
 
 _MAX_SEGMENTS = 2_000
-_MAX_EXIF = 32  # Segments that are joined, which copies them in the event loop.
 """Most segments, chunks or directory entries before a size or an orientation. Real files have tens. It is bounded
 because this runs in the event loop, and a hostile file of 20 MB holds millions."""
+_MAX_EXIF = 32  # Segments that are joined, which copies them in the event loop.
 
 _MAX_BLOCKS = 20_000
 """Most blocks of a GIF, of which a few hundred bytes of text each can make thousands."""

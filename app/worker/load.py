@@ -139,7 +139,8 @@ class LoadedDevice:
         self.load, self.device = load, load.device.id
         self.backend = open_backend(load.device)
         what_computes()
-        if self.backend.facts.host_memory:  # Before any computation, as that starts threads.
+        # Both before any computation, as that starts threads.
+        if self.backend.facts.host_memory:
             share_one_arena()
         if load.confined:
             _confine(load)
