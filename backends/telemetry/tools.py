@@ -33,13 +33,13 @@ import importlib
 import importlib.util
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf, isnan, nan
 from typing import Any
 
+from anychip_base.interpreter import python_command
 from backends.contract.backend import Telemetry
 from backends.telemetry.sampling import Tool, ToolError
 
@@ -222,7 +222,8 @@ class Query:
 
     `seldom`: for slow figures, or options that not every version of the tool knows: once a minute; if it fails, these
     figures are missing. `output_file`: the tool's output, if it does not print.
-    `otherwise`: what is asked if this tool is missing or fails. `package`: the Python package that the command imports.
+    `otherwise`: what is asked if this tool is missing or fails. `package`: a Python package; the command is then
+    of a Python that imports it.
     """
 
     command: tuple[str, ...]
@@ -236,10 +237,11 @@ class Query:
         """Run the query. Raises ToolError, unless it is `seldom`."""
         if self.package and importlib.util.find_spec(self.package) is None:
             raise ToolError(f"Telemetry cannot be read: pip install {self.package.replace('_', '-')}.")
+        command = python_command(*self.command) if self.package else self.command
         if self.seldom:
-            return self.parse(tool.run_seldom(*self.command))
+            return self.parse(tool.run_seldom(*command))
         try:
-            return self.parse(tool.run(*self.command, output_file=self.output_file))
+            return self.parse(tool.run(*command, output_file=self.output_file))
         except ToolError:
             if self.otherwise is None:
                 raise
@@ -294,7 +296,7 @@ def _by_gpustack(manufacturer: str) -> tuple[Query, ...]:
         power_watts=("power_used",),
         temperature_celsius=("temperature",),
     )
-    return (Query((sys.executable, "-c", _GPUSTACK, manufacturer), parse, package="gpustack_runtime"),)
+    return (Query(("-c", _GPUSTACK, manufacturer), parse, package="gpustack_runtime"),)
 
 
 TOOLS: Mapping[str, tuple[Query, ...]] = {

@@ -19,6 +19,13 @@ from backends.telemetry.tools import reader
 from tests.support.telemetry import read
 from tests.support.work import until
 
+GPUSTACK_DETECTOR = """
+import enum
+ManufacturerEnum = enum.Enum("ManufacturerEnum", {"MTHREADS": "mthreads"})
+detect_devices = lambda manufacturer: [type("Device", (), {"index": 0, "to_dict": lambda _: {"power_used": 33.5}})()]
+"""
+"""Names that gpustack_runtime/detector of 0.2.6 has; a figure as its `Device.to_dict` gives it."""
+
 Fake = Callable[[str, str], Path]
 
 
@@ -52,6 +59,18 @@ def test_a_missing_tool_leaves_everything_unknown(
     telemetry.close()
     assert len([record for record in caplog.records if re.search("cannot be (run|read)", record.message)]) == 1
     assert isnan(telemetry.latest(0).power_watts)
+
+
+def test_a_package_is_asked_without_what_lies_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, project = tmp_path / "gpustack_runtime", tmp_path / "project"
+    package.mkdir()
+    project.mkdir()
+    (package / "__init__.py").touch()
+    (package / "detector.py").write_text(GPUSTACK_DETECTOR, encoding="utf-8")
+    (project / "json.py").write_text("raise SystemExit(1)", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    assert read("moorethreads", Tool())[0].power_watts == 33.5
 
 
 def alive(pid: int) -> bool:
