@@ -30,6 +30,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
+from itertools import chain
 from pathlib import Path
 
 from anychip_base.interpreter import OURS
@@ -254,7 +255,9 @@ def python_files() -> list[Path]:
     installed += [os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     found = [Path(each) for each in (*installed, *libraries, *_SYSTEM) if each]
-    given = set(found)
+    # uv and conda can link every file to their caches: there a distribution's folder is given.
+    metadata = chain(*(Path(paths[name]).glob("*-info/METADATA") for name in ("purelib", "platlib")))
+    given = {*found, *(each.resolve().parents[1] for each in metadata)}
     for entry in map(Path, sys.path):
         if given.isdisjoint((entry, *entry.parents)):
             given.update(_installed_in(entry))

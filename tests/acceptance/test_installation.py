@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -28,9 +30,22 @@ def made(*command: str | Path, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def link_needed(packages: Path) -> None:
+    """Link there what anychip's metadata names, with what that needs; what they forget is missing."""
+    asked = [("anychip", "")]
+    for name, extra in asked:
+        found = importlib.metadata.distribution(name)
+        for each in map(Requirement, found.requires or ()):
+            if each.marker is None or each.marker.evaluate({"extra": extra}):
+                asked += sorted({(each.name, wanted) for wanted in ("", *each.extras)} - {*asked})
+        for top in {file.parts[0] for file in found.files or ()} if name != "anychip" else ():
+            if top != ".." and not top.endswith(".pth") and not (packages / top).exists():
+                (packages / top).symlink_to(str(found.locate_file(top)))
+
+
 @pytest.fixture(scope="session")
 def wheels(once):
-    """Built in a copy of the sources, and installed; torch and other people's packages are shared with this Python."""
+    """Built in a copy of the sources, and installed; packages that it needs are those of this Python."""
     if importlib.util.find_spec("build") is None:
         pytest.skip("build is not installed: make .venv/.developer")
 
@@ -49,9 +64,7 @@ def wheels(once):
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps")
         made(*install, *(folder / "dist").glob("*.whl"), cwd=folder)
         [packages] = (folder / "environment" / "lib").glob("python*/site-packages")
-        # Files .pth in a folder that is named in one are not read: the editable installs beside stay out of sight.
-        shared = [each for each in sys.path if each.endswith(("site-packages", "dist-packages"))]
-        (packages / "shared.pth").write_text("\n".join(shared))
+        link_needed(packages)
 
     return once("wheels", make)
 
