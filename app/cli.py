@@ -267,7 +267,7 @@ def _weights(parsed: argparse.Namespace) -> int:
         print(parsed.target)
         return 0
     settings = read_settings(parsed)
-    directory, mirror = settings.weights_dir, settings.weights_mirror or None
+    directory, mirror = settings.weights_dir, settings.weights_mirror
     paths = {name: directory / weights.official_source(name).name for name in weights.PUBLISHED}
     cached = {name: path for name, path in paths.items() if path.is_file()}
     if parsed.action == "fetch":

@@ -145,17 +145,12 @@ def fetched(spec: ModelSpec, cache_directory: Path, allow_download: bool = True,
 
 
 def open_model(
-    spec: ModelSpec,
-    cache_directory: Path,
-    allow_download: bool = True,
-    mirror: str | None = None,
-    *,
-    trust_exported: bool = True,
+    spec: ModelSpec, cache_directory: Path, allow_download: bool = True, mirror: str = "", *, trusted: bool = True
 ) -> Model:
     """Find the weights, downloading published ones and those at an address if needed, and return the model.
 
     The weights give the number of classes. Labels come from a file beside the weights or from their metadata. Otherwise
-    they are those of the published weights if the number fits, else "class 0", "class 1", …. `trust_exported`: whether
+    they are those of the published weights if the number fits, else "class 0", "class 1", …. `trusted`: whether
     files that are programs (.pt2, .ts) may be read without a SHA-256 in the spec. Raises UnknownModelError,
     WeightsNotFoundError, WeightsError.
     """
@@ -166,7 +161,7 @@ def open_model(
     if not named and folder.is_dir() and (found := _of_library(folder)):
         spec = replace(spec, architecture=found[0], weights=str(found[1]))
     if f".{spec.architecture}" in exported.SUFFIXES:
-        return _exported(spec, store, trust_exported)
+        return _exported(spec, store, trusted)
     if library_of(spec.architecture):
         files = _looked_at(_weights_file(spec, cache_directory, allow_download, mirror), spec, is_graph=True)
         files = copied(files, store)
@@ -335,7 +330,7 @@ def _family(architecture: str) -> _Family:
     raise UnknownModelError(f"No model {architecture!r} is known; {hint}")
 
 
-def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, mirror: str | None) -> Path:
+def _weights_file(spec: ModelSpec, cache_directory: Path, allow_download: bool, mirror: str) -> Path:
     if spec.weights == "official":
         return weights.official_file(spec.architecture, cache_directory, allow_download, mirror)
     if spec.weights == "sample":

@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from anychip_base.extras import version
 from models import classifiers
 from models.contract.errors import UnknownModelError, WeightsError, WeightsNotFoundError
 from models.download import RemoteFile, downloaded
@@ -39,7 +38,7 @@ _YOLOV8_FILES = {  # bytes, SHA-256
 PUBLISHED = (*classifiers.ARCHITECTURES, *_YOLOV8_FILES)
 
 
-def official_source(architecture: str, mirror: str | None = None) -> RemoteFile:
+def official_source(architecture: str, mirror: str = "") -> RemoteFile:
     """Return an architecture's published file, whose name the cache keeps; `mirror` is a URL that serves the same file
     names.
 
@@ -56,7 +55,7 @@ def official_source(architecture: str, mirror: str | None = None) -> RemoteFile:
     else:
         raise UnknownModelError(f"No published weights of {architecture} are known: give a file of yours.")
     name = url.rpartition("/")[2]
-    if mirror is not None:
+    if mirror:
         url = f"{mirror.rstrip('/')}/{name}"
     return RemoteFile(name, url, sha256, size_bytes=size_bytes)
 
@@ -67,7 +66,7 @@ def sample_file(architecture: str) -> Path:
     if not directory.is_dir():
         package = importlib.util.find_spec("anychip_samples")
         if package is None or package.origin is None:
-            raise WeightsNotFoundError(f"pip install ./anychip_samples-{version()}-py3-none-any.whl brings them.")
+            raise WeightsNotFoundError("pip install ./plugins/samples, in anychip's sources, brings sample weights.")
         directory = Path(package.origin).parent
     path = directory / f"{architecture}.safetensors"
     if not path.is_file():
@@ -76,7 +75,7 @@ def sample_file(architecture: str) -> Path:
     return path
 
 
-def official_file(architecture: str, cache_directory: Path, allow_download: bool, mirror: str | None = None) -> Path:
+def official_file(architecture: str, cache_directory: Path, allow_download: bool, mirror: str = "") -> Path:
     """Return the published weights in the cache, downloading missing ones.
 
     Raises UnknownModelError, WeightsNotFoundError, WeightsError.

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from anychip_base.interpreter import module_path
+from app import clock
 from app.config import Settings
 from app.fleet.process import spawn
 from app.precision.described import described
@@ -165,19 +165,19 @@ class Opening:
             return found
 
         def opened(spec: ModelSpec) -> Model | ModelError:
-            began_s = time.monotonic()
+            began_s = clock.monotonic()
             try:
                 model = open_model(
                     spec,
                     settings.weights_dir,
                     allow_download=not only,
-                    mirror=settings.weights_mirror or None,
-                    trust_exported=settings.trust_exported,
+                    mirror=settings.weights_mirror,
+                    trusted=settings.trust_exported,
                 )
             except ModelError as error:  # The others are read all the same: whoever mends one file hears of the next.
                 return error
             read.append(spec.name)
-            log.info("%s is read, %.1f s; %d of %d", *(spec.name, time.monotonic() - began_s, len(read), len(specs)))
+            log.info("%s is read, %.1f s; %d of %d", *(spec.name, clock.monotonic() - began_s, len(read), len(specs)))
             missing = ", ".join(each.name for each in specs if each.name not in read)
             say(f"{len(read)} of {len(specs)} models are read ({', '.join(read)}); not yet: {missing}")
             return model

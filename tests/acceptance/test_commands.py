@@ -35,13 +35,6 @@ def test_the_version_is_said(anychip, empty):
     assert anychip.run("--version", cwd=empty) == f"anychip {version[1]}\n"
 
 
-def test_bench_measures_a_file(anychip, empty, library_files):
-    model = f"mine={library_files.folder}/mine.onnx"
-    said = anychip.run("bench", model, "--sizes", "1,4", "--seconds", "0.5", "--device", "cpu", cwd=empty)
-    for size in (1, 4):
-        assert re.search(rf"^\w+ +\w+ +{size}( +[\d.]+){{3}} ", said, re.MULTILINE), said
-
-
 def test_validate_compares_a_file_with_float32(anychip, empty, library_files):
     model = f"mine={library_files.folder}/mine.onnx"
     said = anychip.run(
@@ -49,6 +42,8 @@ def test_validate_compares_a_file_with_float32(anychip, empty, library_files):
     )
     assert "against float32 on the CPU" in said
     assert re.search(r"^\w+ +fp32 +agrees ", said, re.MULTILINE), said
+    said = anychip.run("validate", f"{library_files.folder}/graph.pt2", cwd=empty, status=1)
+    assert "graph.pt2 is a program that would run here with the service's rights" in said
 
 
 def test_a_port_in_use_is_said_before_a_model_is_read(anychip, empty):

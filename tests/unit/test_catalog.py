@@ -144,7 +144,7 @@ def test_a_file_that_is_a_program_wants_trust(tmp_path: Path, suffix: str) -> No
     path = tmp_path / f"a{suffix}"
     path.write_bytes(b"a program")
     with pytest.raises(WeightsError, match=f"@sha256:{sha256_of(path)}, or trust all"):
-        open_model(parse_spec(str(path)), tmp_path, trust_exported=False)
+        open_model(parse_spec(str(path)), tmp_path, trusted=False)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def _weights(settings: Settings) -> Check:
         try:
             spec = parse_spec(text, settings.weights)
             official, elsewhere = spec.weights == "official", is_elsewhere(spec.weights)
-            model = open_model(spec, settings.weights_dir, allow_download=False, trust_exported=settings.trust_exported)
+            model = open_model(spec, settings.weights_dir, allow_download=False, trusted=settings.trust_exported)
         except ModelError as error:
             if official and isinstance(error, WeightsNotFoundError):
                 detail = f"the official file of {spec.architecture} is not in {settings.weights_dir}"

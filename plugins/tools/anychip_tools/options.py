@@ -8,7 +8,8 @@ from typing import TypeVar
 from app.arguments import CommandError
 from app.config.values import split
 
-DEVICE_SETTINGS = ("device", "weights", "calibrate", "cache_dir", "null", "simulate", "plugins")
+_MODEL = ("weights", "weights_mirror", "trust_exported", "calibrate", "cache_dir")
+DEVICE_SETTINGS = ("device", *_MODEL, "null", "simulate", "plugins")
 """Settings with which commands open a model and a device."""
 
 _Number = TypeVar("_Number", int, float)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TEXT = "Answer for images: some in the terminal, or a hundred thousand."
 EXAMPLE = "anychip predict yolov8n images/ --output found.jsonl --save drawn/"
-_MORE_SETTINGS = ("trust_exported", "weights_mirror", "engine", "precision", "decoders", "max_image_pixels")
+_MORE_SETTINGS = ("engine", "precision", "decoders", "max_image_pixels")
 _BATCH_SIZE = 8
 _DRAWINGS_WAITING = 16
 _SHOWN_EVERY_S = 0.2
@@ -119,9 +119,7 @@ def _predictor(parsed: argparse.Namespace, count: int | None) -> Iterator[LocalP
     from models import Options, PixelModel, open_model, parse_spec
 
     spec = parse_spec(parsed.model, settings.weights)
-    model = open_model(
-        spec, settings.weights_dir, mirror=settings.weights_mirror or None, trust_exported=settings.trust_exported
-    )
+    model = open_model(spec, settings.weights_dir, mirror=settings.weights_mirror, trusted=settings.trust_exported)
     if not isinstance(model, PixelModel):
         raise CommandError(f"{model.name} takes tensors, not images: serve it, and send them to /v2/models")
     batch_size = min(parsed.batch_size, count) if count is not None else parsed.batch_size

@@ -20,20 +20,17 @@ from app.precision.probes import calibration, probes
 from app.worker.load import unbuilt
 from backends import Choice, LoadedNetwork, choose, simulated
 from backends.contract.backend import Pixels
-from models import Model, PixelModel, fetched, open_model, parse_spec
+from models import Model, PixelModel, open_model, parse_spec
 from models.exports.networks import GraphNetwork
 
 
 def open_named(text: str, settings: Settings) -> Model:
-    """Open a model of the catalogue, of a file or of an address. Raises ModelError.
-
-    Download what is missing first: a library that builds a network ends every download in its process.
-    """
+    """Open a model of the catalogue, of a file or of an address. Raises ModelError."""
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
         logs.say_downloads()
-    spec = fetched(parse_spec(text, settings.weights), settings.weights_dir)
-    return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror or None)
+    spec = parse_spec(text, settings.weights)
+    return open_model(spec, settings.weights_dir, mirror=settings.weights_mirror, trusted=settings.trust_exported)
 
 
 def sample_model(name: str) -> PixelModel:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 TEXT = "Find the best settings for a model here, and remember them for serve."
 EXAMPLE = "anychip tune resnet50 --budget 10m --p99-ms 50"
-_PASSED_ON = (*DEVICE_SETTINGS, "weights_mirror")
 _LADDERS = ((1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), (1, 8), (1,), (1, 2, 4, 8, 16, 32, 64))
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image", type=Path, help="the JPEG that is sent (default: one of anychip's)")
     add("--dry-run", action="store_true", help="do not store the profile")
     add("--json", action="store_true", help="print JSON")
-    add_settings(parser, _PASSED_ON)
+    add_settings(parser, DEVICE_SETTINGS)
 
 
 def run(parsed: argparse.Namespace) -> int:
@@ -65,7 +64,7 @@ def run(parsed: argparse.Namespace) -> int:
     earlier = profiles.stored(settings, choice, model)
     starts = [_candidate(earlier)] if earlier else []
     options = ["--models", parsed.model, "--profiles", "false"]
-    for name in _PASSED_ON:
+    for name in DEVICE_SETTINGS:
         if value := getattr(parsed, f"setting_{name}"):
             options += [f"--{name.replace('_', '-')}", str(value)]
     image = parsed.image.read_bytes() if parsed.image else probe_files()[0]
