@@ -47,20 +47,25 @@ ENDING = {
     ".venv/bin/anychip devices": r"^PASS +cpu:0 (.|\n)*^not here +npu +Huawei Ascend ",
     ".venv/bin/anychip doctor": r"^PASS +packages (.|\n)*^PASS +devices +cpu:0 ",
     ".venv/bin/anychip ops yolov8n=yolov8n:sample --against npu": r"^\d+ of \d+ operators are supported ",
+    ".venv/bin/anychip bench resnet50 --sizes 1,4,16": r"^\w+ +\w+ +1 (.|\n)*^\w+ +\w+ +16( +[\d.]+){4}",
 }
 """What ends by itself, and what it says. `--weights sample` is what the variable means: no network is asked here."""
+
+TUNE = ".venv/bin/anychip tune resnet50 --budget 10m --p99-ms 50"
+NO_MODELS = r"^anychip: 2 of 2 models cannot be read\.(.|\n)*^yolov8\w: https://github.* could not be downloaded "
+REFUSED = {
+    ".venv/bin/anychip serve": NO_MODELS,
+    ".venv/bin/anychip serve --models mobilenet_v3_small,yolov8s": NO_MODELS,
+    ".venv/bin/anychip serve --models dogs=hf://timm/resnet18.a1_in1k": r"^anychip: hf://timm/.* could not be asked",
+    ".venv/bin/anychip weights fetch resnet50 yolov8n": r"^anychip: https://download\.pytorch.* could not be",
+    ".venv/bin/anychip validate best.onnx --device npu": r"^anychip: .*npu",
+}
+"""What needs a network or an NPU, and what it says without one."""
 
 ELSEWHERE = {
     "PIP_INDEX_URL=https://pypi.tuna.tsinghua.edu.cn/simple "
     "ANYCHIP_TORCH_INDEX=https://mirrors.nju.edu.cn/pytorch/whl make demo": "a network; tests/unit/test_install.py",
     "make test": "runs this file",
-    ".venv/bin/anychip serve": "downloads; its two networks are those of `make demo`",
-    ".venv/bin/anychip serve --models mobilenet_v3_small,yolov8s": "downloads",
-    ".venv/bin/anychip serve --models dogs=hf://timm/resnet18.a1_in1k": "downloads; tests/unit/test_fetch.py",
-    ".venv/bin/anychip weights fetch resnet50 yolov8n": "downloads; tests/unit/test_weights.py",
-    ".venv/bin/anychip validate best.onnx --device npu": "needs an NPU; on the CPU in test_commands.py",
-    ".venv/bin/anychip bench resnet50 --sizes 1,4,16": "takes a minute; a small network in test_commands.py",
-    ".venv/bin/anychip tune resnet50 --budget 10m --p99-ms 50": "takes ten minutes; tests/service/test_tools.py",
     "make image-cuda": "needs docker; tests/deploy",
     "docker run --rm --gpus all --read-only --volume anychip:/cache --publish 127.0.0.1:8000:8000 anychip:0.1.0-cuda": (
         "needs docker and a card; tests/deploy"
@@ -70,7 +75,7 @@ ELSEWHERE = {
 
 
 def test_every_line_is_run_or_says_why_not():
-    run = {DEMO, CARS, ASK_CARS, ASK_HEART, TUNED, GRAPH, *ENDING}
+    run = {DEMO, CARS, ASK_CARS, ASK_HEART, TUNED, GRAPH, TUNE, *ENDING, *REFUSED}
     assert run.isdisjoint(ELSEWHERE)
     assert {line for line in LINES if line} == run | ELSEWHERE.keys()
     assert sorted(SPOKEN) == ["json", "python"]
@@ -195,3 +200,20 @@ def test_a_line_that_ends_by_itself(reader, clone, line):
     said = reader.completed(["sh", "-c", line], cwd=clone)
     assert re.search(ENDING[line], said, re.MULTILINE), said
     assert "--save" not in line or list((clone / "drawn").iterdir())
+
+
+def test_a_long_line_can_be_interrupted(reader, clone):
+    reader = replace(reader, environment={"ANYCHIP_WEIGHTS": "sample"})
+    said = reader.completed(["timeout", "--signal=INT", "20", *TUNE.split()], cwd=clone, status=124)
+    assert "Traceback" not in said
+    assert " of 600 done" in said
+
+
+def test_a_line_that_needs_what_is_not_here_says_so(reader, clone, ultralytics_files):
+    if not reader.prefix:
+        pytest.skip("only root can make a network that reaches nothing")
+    shutil.copy(ultralytics_files.folder / "best.onnx", clone)
+    for line, expected in REFUSED.items():
+        said = reader.completed(["sh", "-c", line], cwd=clone, status=1)
+        assert re.search(expected, said, re.MULTILINE), said
+        assert "Traceback" not in said

@@ -157,7 +157,10 @@ async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoa
             else:
                 load.errors[status] += 1
 
-    await asyncio.wait_for(asyncio.gather(*(one() for _ in range(connections))), seconds + 60)
+    calling = [asyncio.create_task(one()) for _ in range(connections)]
+    # If Ctrl-C cancels `gather`, asyncio prints a traceback.
+    if calling and (await asyncio.wait(calling, timeout=seconds + 60))[1]:
+        raise TimeoutError("the last answers did not come within a minute")
     load.seconds = time.perf_counter() - started_s
     return load
 
