@@ -16,11 +16,12 @@ import os
 import re
 import secrets
 import stat
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
+
+from app import clock
 
 log = logging.getLogger("anychip.access")
 
@@ -158,18 +159,17 @@ def read(path: Path) -> dict[bytes, Key]:
 class Keys:
     """The keys of a file, as it is now."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the file. `clock`: in seconds. Raises KeysError."""
+    def __init__(self, path: Path) -> None:
+        """Read the file. Raises KeysError."""
         self.path = path
-        self._clock = clock
         self._seen = stamp(path)
-        self._look_s = clock() + _LOOK_AGAIN_S
+        self._look_s = clock.monotonic() + _LOOK_AGAIN_S
         self._by_digest = read(path)
         self._found: dict[bytes, Key] = {}  # By the key as sent: at most one entry a key of the file.
 
     def find(self, sent: bytes) -> Key | None:
         """Return the key that was sent; None if there is none like it."""
-        if self._clock() >= self._look_s:
+        if clock.monotonic() >= self._look_s:
             self._look_again()
         known = self._found.get(sent)
         if known is not None or len(sent) > LONGEST_KEY:
@@ -181,11 +181,10 @@ class Keys:
 
     def _look_again(self) -> None:
         """Read the file again if it has changed. A file that cannot be read changes nothing: the log says so."""
-        self._look_s = self._clock() + _LOOK_AGAIN_S
-        seen = stamp(self.path)
-        if seen == self._seen:
+        self._look_s = clock.monotonic() + _LOOK_AGAIN_S
+        before, self._seen = self._seen, stamp(self.path)
+        if self._seen == before:
             return
-        self._seen = seen
         try:
             self._by_digest = read(self.path)
         except KeysError as error:

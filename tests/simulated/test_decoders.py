@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest_asyncio
 import torch
 from PIL import Image
 
+from app import clock
 from app.decoder.messages import DecodePlan, Kind
 from app.decoding.pool import Decoders
 from app.decoding.waiting import ImageLimits, PendingImage
@@ -72,7 +72,7 @@ class Rig:
             else:
                 ended.set_result(outcome)
 
-        rank_s = time.monotonic() if rank_s is None else rank_s
+        rank_s = clock.monotonic() if rank_s is None else rank_s
         kind, (width, height) = Kind.PIXELS if size else Kind.ENCODED, size or (0, 0)
         image = PendingImage(model, rank_s, body, hear, kind, slot, width, height)
         self.decoders.decode(image)

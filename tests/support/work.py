@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-from tests.support.loop_guard import turn_s
 
 
 def calls(function: Callable[[], object]) -> int:
@@ -27,16 +24,6 @@ def calls(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count - 1  # Without the last one, of setprofile.
-
-
-def turns(function: Callable[[], object]) -> float:
-    """Return what this process computes until the function is done, in turns of an empty loop of Python.
-
-    57 million are a second of a server's processor of 2024; a slow processor takes ten times as long.
-    """
-    before_s, began_s = turn_s(), time.process_time()
-    function()
-    return (time.process_time() - began_s) / max(before_s, turn_s())
 
 
 def until(condition: Callable[[], object], within_s: float = 240) -> None:

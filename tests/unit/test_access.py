@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anychip_compat import deepstack, labelling
+from app import clock
 from app.access import keys
 from app.access.access import (
     Access,
@@ -174,10 +175,13 @@ def test_a_new_key_opens_and_its_file_does_not_hold_it(file: Path) -> None:
         keys.add(file, "camera-7", "infer")
 
 
-def test_the_file_is_read_again_when_it_changes(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_is_read_again_when_it_changes(
+    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now_s = 0.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now_s)
     first = keys.add(file, "first", "infer")
-    known = keys.Keys(file, clock=lambda: now_s)
+    known = keys.Keys(file)
     second = keys.add(file, "second", "infer")
     assert known.find(second.encode()) is None, "it looks once a second"
     now_s = 2.0

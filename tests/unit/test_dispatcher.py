@@ -1,11 +1,11 @@
 """The dispatcher between its queue and its workers, which are objects here: no process is started."""
 
 import asyncio
-import time
 
 import pytest
 from msgspec.structs import replace
 
+from app import clock
 from app.errors import ServiceError
 from app.link import ModelState, Terms
 from app.worker.messages import Failed
@@ -107,7 +107,7 @@ async def test_a_batch_that_fails_is_tried_one_by_one_and_the_image_to_blame_fai
 
 
 async def test_terms_in_a_body_count_though_the_check_before_it_is_not_repeated(fleet):
-    served, terms = fleet.models["m"], Terms(time.monotonic() + 60)
+    served, terms = fleet.models["m"], Terms(clock.monotonic() + 60)
     await fleet.link.check(served, terms)
     stated = replace(terms, deadline_s=terms.deadline_s - 30, priority=1)
     with fleet.link.reserve(served, 1, stated) as room:
@@ -116,7 +116,7 @@ async def test_terms_in_a_body_count_though_the_check_before_it_is_not_repeated(
 
 async def test_an_upload_that_outlives_an_unload_is_refused_and_does_not_wait_for_its_deadline(fleet, worker):
     served = fleet.models["m"]
-    room = fleet.link.reserve(served, 2, Terms(time.monotonic() + 60))
+    room = fleet.link.reserve(served, 2, Terms(clock.monotonic() + 60))
     served.unloaded = True
     # While workers still have the model, what was accepted is answered.
     task = submit(fleet, room, 0, is_last=False)

@@ -248,7 +248,6 @@ class _NullExecutable(Executable):
         self._delay_s = {
             size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in self.batch_sizes
         }
-        self._reads_pixels = behaviour.reads_pixels
         self.depth = behaviour.depth
 
     def start(self, pixels: Pixels) -> Started:
@@ -277,7 +276,7 @@ class _NullExecutable(Executable):
     def _answered(self, pixels: Pixels) -> tuple[Array, ...]:
         answers = self._answers[len(pixels)]
         # The first row mostly decides, and takes no time; all rows take 30 us for eight images of 224 pixels.
-        if self._reads_pixels and (pixels[0, :1].any() or pixels.any()):
+        if self._behaviour.reads_pixels and (pixels[0, :1].any() or pixels.any()):
             self._state.counted += 1
             self._take(self._behaviour.leak_mb << 20, self._state.leaked)
             self._take(self._behaviour.cache_mb << 20, self._state.cached)
