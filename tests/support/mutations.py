@@ -164,7 +164,7 @@ who waits for much is overtaken for ever by those who wait for little
 -                break
 +                continue
 test_budget.py::test_what_is_spared_is_for_who_holds_little
-greedy clients take what is spared for modest ones
+clients with many requests take memory that is kept for clients with few
 -        return max(self._least, _SHARE * (free - self._spare))
 +        return max(self._least, _SHARE * free)
 app/processes/place.py
@@ -202,7 +202,7 @@ what was cancelled at an ingress is answered twice
 -            self._on_reply(token, reply)
 +        self._on_reply(token, reply)
 test_link.py::test_after_a_load_new_requests_are_of_the_new_model_and_results_of_the_one_before_still_arrive
-a model is forgotten of which results may still come
+an ingress forgets a model before its last results come
 -number - 2 * len(self._forms)
 +number - len(self._forms)
 models/tasks/instances.py
