@@ -65,7 +65,6 @@ def test_a_package_is_asked_without_what_lies_around(tmp_path: Path, monkeypatch
     package, project = tmp_path / "gpustack_runtime", tmp_path / "project"
     package.mkdir()
     project.mkdir()
-    (package / "__init__.py").touch()
     (package / "detector.py").write_text(GPUSTACK_DETECTOR, encoding="utf-8")
     (project / "json.py").write_text("raise SystemExit(1)", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -175,9 +175,7 @@ def test_a_new_key_opens_and_its_file_does_not_hold_it(file: Path) -> None:
         keys.add(file, "camera-7", "infer")
 
 
-def test_the_file_is_read_again_when_it_changes(
-    file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_is_read_again(file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     monkeypatch.setattr(clock, "monotonic", lambda: now_s)
     first = keys.add(file, "first", "infer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 
 import pytest
 
@@ -114,3 +115,19 @@ async def test_the_closed_loop_sends_the_next_when_the_last_is_answered():
         assert len(load.latencies_s) == server.requests - 1
         assert load.answers_per_s > 0
         await server.until(lambda: server.open == 0)
+
+
+async def test_a_closed_loop_that_is_cancelled_leaves_no_error_for_the_log(caplog):
+    waiting = asyncio.Event()
+
+    async def never():
+        waiting.set()
+        await asyncio.Event().wait()
+
+    load = asyncio.ensure_future(closed_loop(never, 2, 60.0))
+    await waiting.wait()
+    load.cancel()
+    await asyncio.wait((load,))
+    del load
+    gc.collect()
+    assert caplog.records == []

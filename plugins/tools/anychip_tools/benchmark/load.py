@@ -158,9 +158,16 @@ async def closed_loop(call: Call, connections: int, seconds: float) -> ClosedLoa
                 load.errors[status] += 1
 
     calling = [asyncio.create_task(one()) for _ in range(connections)]
-    # If Ctrl-C cancels `gather`, asyncio prints a traceback.
-    if calling and (await asyncio.wait(calling, timeout=seconds + 60))[1]:
+    try:
+        # If Ctrl-C cancels `gather`, asyncio prints a traceback.
+        done, left = await asyncio.wait(calling, timeout=seconds + 60)
+    finally:
+        for each in calling:
+            each.cancel()
+    if left:
         raise TimeoutError("the last answers did not come within a minute")
+    for each in done:
+        each.result()
     load.seconds = time.perf_counter() - started_s
     return load
 

@@ -245,9 +245,7 @@ class _NullExecutable(Executable):
         self._answers = answers
         self._behaviour = behaviour
         self._state = state
-        self._delay_s = {
-            size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in self.batch_sizes
-        }
+        self._delay_s = {size: (behaviour.delay_ms + behaviour.image_delay_ms * size) / 1e3 for size in answers}
         self.depth = behaviour.depth
 
     def start(self, pixels: Pixels) -> Started:
