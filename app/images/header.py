@@ -49,7 +49,6 @@ _PROFILES = {b"tEXt": b"Raw profile type exif\0", b"zTXt": b"Raw profile type ex
 """EXIF data in hexadecimal, as ImageMagick writes them into a PNG; zTXt has a byte for its compression."""
 _MAX_PROFILE, _MAX_XMP = 1 << 17, 1 << 18
 _HIERARCHICAL = frozenset({0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF})
-_ENDS_OF_HEADER = frozenset({0xD9, 0xDA})
 _SEGMENT = struct.Struct(">BBH")
 _START_OF_FRAME = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
 _WITHOUT_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9)})
@@ -60,7 +59,6 @@ _MOST_SCANS = 16
 """Most scans: progressive files have about ten. A device passes over every pixel for each, while others wait."""
 _MAX_PLAIN_SEGMENTS = 200
 _HEAD = struct.Struct("<IIIIB3x")
-_SEGMENT = struct.Struct(">BBH")
 _FRAME = struct.Struct(">BHHB")
 _BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
@@ -152,9 +150,10 @@ def read_header(data: bytes | bytearray | memoryview) -> Header:
     The size is the one the decoder will find: for a GIF that of the canvas, widened to its first frame.
     """
     view = memoryview(data)
-    if len(view) >= _LEAST_BYTES and begins_as_image(view) and has_lost_bytes(view):
+    start = bytes(view[:64])
+    if 0 not in start and len(view) >= _LEAST_BYTES and begins_as_image(start) and has_lost_bytes(view):
         raise InvalidImageError("the image has lost its zeros and line ends, as curl -d sends it: use --data-binary")
-    format_, read = _reader(bytes(view[:64]))
+    format_, read = _reader(start)
     try:
         width, height, orientation = read(view)
     except (struct.error, IndexError):
@@ -176,17 +175,13 @@ def check_pixels(header: Header, limit: int) -> None:
 
 def _read_jpeg(view: memoryview) -> _Stored:
     """Read ISO/IEC 10918-1, annex B: segments up to the first scan; EXIF is in APP1 segments, and so is XMP."""
-    at, exif, xmp, size = 2, list[memoryview](), view[:0], (0, 0)
+    at, xmp, size = 2, view[:0], (0, 0)
+    exif: list[memoryview] = []
     for _ in range(_MAX_SEGMENTS):
         begin, marker, length = _SEGMENT.unpack_from(view, at)
         if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
             at += 1
             continue
-        if marker in _WITHOUT_LENGTH:
-            at += 2
-            continue
-        if marker in _ENDS_OF_HEADER:
-            break
         if marker == 0xE1:
             segment = view[at + 4 : at + 2 + length]
             # Pillow joins several, as EXIF of more than 64 kB has them.
@@ -194,20 +189,26 @@ def _read_jpeg(view: memoryview) -> _Stored:
                 exif.append(segment[6:] if exif else segment)
             elif segment[: len(XMP)] == XMP:
                 xmp = segment
-        elif marker in _START_OF_FRAME and not any(size):
-            bits, height, width = unpack_from(">BHH", view, at + 4)
-            if marker in _HIERARCHICAL:
-                raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
-            if bits not in (8, 12, 16):
-                raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
-            if bits != 8:
-                raise InvalidImageError(f"the JPEG has {bits} bits a colour, and those of 8 are read; save it with 8")
-            size = width, height
+        elif marker not in _PLAIN:
+            if marker in (_SCAN, _END):
+                break
+            if marker in _WITHOUT_LENGTH:
+                at += 2
+                continue
+            if marker in _START_OF_FRAME and not any(size):
+                bits, height, width = unpack_from(">BHH", view, at + 4)
+                if marker in _HIERARCHICAL:
+                    raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
+                if bits not in (8, 12, 16):
+                    raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
+                if bits != 8:
+                    raise InvalidImageError(f"the JPEG has {bits} bits a colour; those of 8 are read: save it with 8")
+                size = width, height
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")
     joined = exif[0] if len(exif) == 1 else memoryview(b"".join(exif))
-    return *size, exif_orientation(joined) or _xmp_orientation(xmp) or 1
+    return *size, (exif_orientation(joined) or _xmp_orientation(xmp) or 1) if exif or xmp else 1
 
 
 def _read_png(view: memoryview) -> _Stored:
