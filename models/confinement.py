@@ -30,7 +30,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distributions
-from itertools import chain
 from pathlib import Path
 
 from anychip_base.interpreter import OURS
@@ -256,12 +255,13 @@ def python_files() -> list[Path]:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     found = [Path(each) for each in (*installed, *libraries, *_SYSTEM) if each]
     # uv and conda can link every file to their caches: there a distribution's folder is given.
-    metadata = chain(*(Path(paths[name]).glob("*-info/METADATA") for name in ("purelib", "platlib")))
-    given = {*found, *(each.resolve().parents[1] for each in metadata)}
+    metadata = [each for name in ("purelib", "platlib") for each in Path(paths[name]).glob("*-info/METADATA")]
+    places = {each.resolve().parents[1] for each in metadata}
+    given = set(found)
     for entry in map(Path, sys.path):
         if given.isdisjoint((entry, *entry.parents)):
             given.update(_installed_in(entry))
-    for place in sorted({Path(each) for name in _needed() for each in _places(name)}):
+    for place in sorted(places | {Path(each) for name in _needed() for each in _places(name)}):
         if given.isdisjoint((place, *place.parents)):
             # Some projects declare all that they have to be one package.
             is_project = str(place) in map(os.path.abspath, sys.path) or any(
