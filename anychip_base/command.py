@@ -14,11 +14,14 @@ _PREPARED, _MAIN = "app.prepared:prepared", "app.cli:main"  # By their names: no
 
 
 def main() -> int:
-    """Run a command of the command line; return the exit code."""
-    interpreter.settle()
-    _keep_output()
-    with pkgutil.resolve_name(_PREPARED)(sys.argv[1:]):
-        return int(pkgutil.resolve_name(_MAIN)())
+    """Run a command of the command line; return the exit code, 130 for one that Ctrl-C ended while it was imported."""
+    try:
+        interpreter.settle()
+        _keep_output()
+        with pkgutil.resolve_name(_PREPARED)(sys.argv[1:]):
+            return int(pkgutil.resolve_name(_MAIN)())
+    except KeyboardInterrupt:
+        return interpreter.INTERRUPTED
 
 
 def _keep_output() -> None:

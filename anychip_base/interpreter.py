@@ -30,6 +30,8 @@ _PASSED_ON = re.compile("LD_LIBRARY_PATH|LD_PRELOAD|LANG|(OMP|GOMP|KMP|MKL|ONEDN
 """Variables that locate libraries or set how they compute and allocate; without them the process would be slower."""
 NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 """Setting that keeps OpenBLAS from starting threads at import (NumPy, OpenCV), as Landlock binds only later threads."""
+INTERRUPTED = 130
+"""Exit code of a process that Ctrl-C ended, as shells have it."""
 _FILE = os.path.abspath(__file__)
 _ROOT = os.path.dirname(os.path.dirname(_FILE))
 
@@ -132,4 +134,7 @@ def _run(first: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
-    _run(*sys.argv[2:])
+    try:
+        _run(*sys.argv[2:])
+    except KeyboardInterrupt:  # Ctrl-C of a terminal reaches children, too.
+        sys.exit(INTERRUPTED)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
 import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from anychip_base import interpreter
+from anychip_base import command, interpreter
 from models import confinement
 
 INSTALLED = sysconfig.get_path("purelib")
@@ -46,6 +48,16 @@ def test_a_child_starts_by_an_absolute_path_with_this_path(project: Path, monkey
     command = interpreter.python_command("-m", "app", "serve")
     assert command[0] == sys.executable
     assert command[-5:] == [interpreter.__file__, f"{INSTALLED}\n{project}", "-m", "app", "serve"]
+
+
+def test_ctrl_c_in_the_first_moments_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "settle", Mock(side_effect=KeyboardInterrupt))
+    assert command.main() == 130
+    for name in ("path", "meta_path"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+    monkeypatch.setattr(sys, "argv", ["", "\n".join(sys.path), "-c", "raise KeyboardInterrupt"])
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_path(interpreter.__file__, run_name="__main__")
 
 
 def test_packages_of_our_names_elsewhere_are_not_ours(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
