@@ -167,13 +167,8 @@ class Opening:
         def opened(spec: ModelSpec) -> Model | ModelError:
             began_s = clock.monotonic()
             try:
-                model = open_model(
-                    spec,
-                    settings.weights_dir,
-                    allow_download=not only,
-                    mirror=settings.weights_mirror,
-                    trusted=settings.trust_exported,
-                )
+                folder, mirror, trusted = settings.weights_dir, settings.weights_mirror, settings.trust_exported
+                model = open_model(spec, folder, allow_download=not only, mirror=mirror, trusted=trusted)
             except ModelError as error:  # The others are read all the same: whoever mends one file hears of the next.
                 return error
             read.append(spec.name)

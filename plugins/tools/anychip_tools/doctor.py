@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", choices=container.FORMS, default="docker", help=text)
     text = "with --container: for a host with one card, also where there is none"
     add("--example", action="store_true", help=text)
-    add_settings(parser, ("models", "weights", "device", "host", "port", "cache_dir", "simulate"))
+    add_settings(parser, ("models", "weights", "trust_exported", "device", "host", "port", "cache_dir", "simulate"))
 
 
 def run(parsed: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anychip_tools import report
+from anychip_tools.options import DEVICE_SETTINGS
 from anychip_tools.remedies import STEPS, of_operator
 from app.arguments import CommandError, add_settings, read_settings
 from app.telling import say
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs", type=int, default=3, help="timed runs after the first (default: %(default)s)")
     add("--all", action="store_true", help="list every operator, and not only the ten slowest")
     add("--json", action="store_true", help="print JSON")
-    add_settings(parser, ("device", "precision", "weights", "cache_dir", "simulate", "plugins"))
+    add_settings(parser, (*DEVICE_SETTINGS, "precision"))
 
 
 def run(parsed: argparse.Namespace) -> int:
