@@ -31,10 +31,10 @@ def made(*command: str | Path, cwd: Path) -> None:
 
 
 def link_needed(packages: Path) -> None:
-    """Link there what anychip's metadata names, with what that needs; what they forget is missing."""
+    """Link there what the wheel's metadata names, with what that needs; what they forget is missing."""
     asked = [("anychip", "")]
     for name, extra in asked:
-        found = importlib.metadata.distribution(name)
+        found = next(iter(importlib.metadata.distributions(name=name, path=[str(packages), *sys.path])))
         for each in map(Requirement, found.requires or ()):
             if each.marker is None or each.marker.evaluate({"extra": extra}):
                 asked += sorted({(each.name, wanted) for wanted in ("", *each.extras)} - {*asked})

@@ -111,7 +111,8 @@ class Cache:
     def entry(self, key: str) -> Path:
         """Return a whole entry: the one that is there, or a new one. Who else wants it waits meanwhile.
 
-        Raises subprocess.CalledProcessError where it cannot be made; nothing is left of it then.
+        Raises subprocess.CalledProcessError if it cannot be made. What was made in part is removed, after a kill by
+        the next call.
         """
         recipe = self.recipes[key]
         above = self.entry(recipe.above) if recipe.above else None

@@ -1,8 +1,7 @@
 """No test asserts what a real clock says: on a busy machine that says nothing about the product.
 
-A test waits for a state with an `until` of tests/support (`load` in a loop, `work` in none), which fails if the state
-never comes. Times and deadlines are those of `app.clock`. What is measured in seconds is marked `nightly`, or is in
-benchmarks/.
+A test waits for a state with an `until` of tests/support (`load` in a loop, `work` in none). Deadlines are those of
+`app.clock`. What is measured in seconds is marked `nightly`, or is in benchmarks/.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLOCK = re.compile(
-    r"\btime(it)?\.(monotonic|perf_counter|process_time|thread_time|time|timeit|repeat|default_timer)(_ns)?\("
-    r"|from time(it)? import (?!sleep\b)|\bcpu_times\("
+    r"\btime(it)?\.(monotonic|perf_counter|process_time|thread_time|time|timeit|repeat|default_timer)(_ns)?\b"
+    r"|from time(it)? import (?!sleep$)|import time(it)? as|\.elapsed\b|ru_[us]time"
+    r"|\b(cpu_times|os\.times|datetime\.(utc)?now)\(",
+    re.MULTILINE,
 )
+VIRTUAL = re.compile(r"\bvirtual_|VirtualLoop|in virtual time")
 LOOP = re.compile(r"loop(\(\))?\.time\(\)")
 REAL = {
     "tests/cpu/test_models_on_demand.py": "is marked nightly",
@@ -33,7 +35,7 @@ REAL = {
 
 
 def has_a_real_clock(text: str) -> bool:
-    return bool(CLOCK.search(text) or (LOOP.search(text) and not re.search(r"\bvirtual", text)))
+    return bool(CLOCK.search(text) or (LOOP.search(text) and not VIRTUAL.search(text)))
 
 
 def test_only_these_files_have_a_real_clock():
