@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import re
 from pathlib import Path
 
 import pytest
 
+from anychip_base.extras import version_of
 from tests.support import warm
 
 # Before anything imports torch, as the command does; and nothing may reach the network or the user's own settings.
@@ -34,11 +34,7 @@ with contextlib.suppress(ImportError):
 def pytest_report_header() -> str:
     """Name the versions that matter, without importing any of these: a few pure tests take no time then."""
     packages = ("torch", "torchvision", "openvino", "fastapi", "pillow")
-    versions = dict.fromkeys(packages, "missing")
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return ", ".join(f"{package} {version}" for package, version in versions.items())
+    return ", ".join(f"{package} {version_of(package) or 'missing'}" for package in packages)
 
 
 @functools.cache

@@ -54,6 +54,7 @@ def clients(service: ServiceProcess) -> Iterator[dict[str, httpx.Client]]:
 
 @pytest.fixture(params=WAYS)
 def either(request: pytest.FixtureRequest, clients: dict[str, httpx.Client]) -> httpx.Client:
+    """Return a client whose questions go to the hot routes' own protocol, and one whose questions go to FastAPI."""
     return clients[request.param]
 
 

@@ -116,6 +116,9 @@ class CallbackGuard:
                 switches = resource.getrusage(_THREAD).ru_nvcsw - switches
                 if switches:  # Else a hypervisor or another process took the time.
                     blocked_s = self._idle_s()[0] - idle_s - computed_s - (switches - 1) * self._switch_s
+            if blocked_s > self._limits[1]:
+                time.sleep(0.1)  # Another thread may have been given the SIGCONT, and its handler is late.
+                blocked_s *= self._continued_s < began_s
             turns = int(computed_s / max(self._turn_s, turn_s())) if computed_s > self._look_s[0] else 0
             if turns > self._limits[0] or blocked_s > self._limits[1]:
                 self._note(Held(_named(callback, place), turns, computed_s, blocked_s, began_s, ended_s))

@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import uvloop
 
+from tests.support import loop_guard
 from tests.support.loop_guard import (
     BLOCKED_IS_SEEN,
     BLOCKED_S,
@@ -111,6 +113,16 @@ def test_of_a_loop_that_others_keep_from_the_processor_nothing_is_said(hogs, kin
             await asyncio.sleep(0.005)
 
     assert run(kind, main) == []
+
+
+def test_a_stop_that_is_heard_of_late_is_no_wait(monkeypatch):
+    found = []
+    guard = CallbackGuard(found.append)
+    late = {**vars(time), "sleep": lambda _: guard._continued(0, None)}
+    monkeypatch.setattr(loop_guard, "time", SimpleNamespace(**late))
+    with contextlib.closing(guard):
+        guard.run(time.sleep, time.sleep, 5 * BLOCKED_S)
+    assert found == []
 
 
 def test_the_fixture_of_other_tests_fails_with_the_name():
