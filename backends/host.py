@@ -79,15 +79,7 @@ def return_large_blocks(least_bytes: int) -> None:
     _call_glibc("mallopt", _M_TRIM_THRESHOLD, least_bytes)
 
 
-def share_one_arena() -> None:
-    """Let all threads that begin from now on allocate from one memory, which `release_free_memory` gives back whole.
-
-    By itself glibc gives each thread an arena, whose end `malloc_trim` leaves alone: tens of megabytes each.
-    """
-    _call_glibc("mallopt", _M_ARENA_MAX, 1)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # In malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # In malloc.h.
 
 
 def _call_glibc(name: str, *arguments: int) -> None:

@@ -55,7 +55,6 @@ from backends import (
     private_folder,
 )
 from backends.contract.backend import ImageDecoder, Network
-from backends.host import share_one_arena
 from backends.vendors.drivers import driver_version, toolkit_version
 from models import Model, ModelError, PixelModel, TensorModel
 from models.confinement import confine_program, python_files, what_there_is
@@ -139,10 +138,7 @@ class LoadedDevice:
         self.load, self.device = load, load.device.id
         self.backend = open_backend(load.device)
         what_computes()
-        # Both before any computation, as that starts threads.
-        if self.backend.facts.host_memory:
-            share_one_arena()
-        if load.confined:
+        if load.confined:  # Before any computation, as that starts threads.
             _confine(load)
         self.decoder = image_decoder(self.backend, self.device, load.decode)
         self.models: dict[int, WorkerModel] = {}

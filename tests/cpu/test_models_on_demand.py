@@ -58,7 +58,7 @@ class Clients:
     """They ask for models by their popularity, and compare every answer with the first one of that model."""
 
     def __init__(self, url, names, images):
-        self._client = httpx.AsyncClient(base_url=url, timeout=90, trust_env=False)
+        self.client = httpx.AsyncClient(base_url=url, timeout=90, trust_env=False)
         self._names, self._images = names, images
         self.known = {}
         self.outcomes = collections.Counter()
@@ -66,7 +66,7 @@ class Clients:
         self.worst = 0.0
 
     async def ask(self, name, number):
-        answer = await self._client.post(f"/v1/models/{name}:predict?top_k=1000", content=self._images[number])
+        answer = await self.client.post(f"/v1/models/{name}:predict?top_k=1000", content=self._images[number])
         code = "OK" if answer.status_code == 200 else answer.json()["code"]
         self.outcomes[code] += 1
         if code == "OK":
@@ -78,7 +78,6 @@ class Clients:
             await asyncio.sleep(0.2)
 
     async def zipf(self, seed, until_s):
-        """Until then."""
         dice, weights = random.Random(seed), [1 / place for place in range(1, len(self._names) + 1)]
         while time.monotonic() < until_s:
             await self.ask(dice.choices(self._names, weights)[0], dice.randrange(len(self._images)))
@@ -88,9 +87,6 @@ class Clients:
         for name in self._names:
             while self.answered[name] < 2:
                 await self.ask(name, 0)
-
-    async def close(self):
-        await self._client.aclose()
 
 
 @pytest.mark.nightly
@@ -105,14 +101,16 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
     options += ("--cache-dir", str(cache), "--timeout-ms", "60000", "--decoders", "1", "--precision", "fp32")
     with running(tmp_path, *options):
         pass
-    kept = [json.loads(path.read_text()) for path in (Path(cache) / "footprints").glob("*.json")]
-    rows = {row["model"]: row for row in kept}
+    kept = map(Path.read_text, (cache / "footprints").glob("*.json"))
+    rows = {row["model"]: row for row in map(json.loads, kept)}
     for name, row in rows.items():
         print(f"{name:20} {row['memory_bytes'] / 1e6:6.0f} MB {row['load_s']:6.2f} s")
     budget_bytes = sum(row["memory_bytes"] for row in rows.values()) // 2
     images = [png(colour) for colour in ("#c04020", "#20a060", "#3050d0")]
     with running(tmp_path, *options, "--device-memory", str(budget_bytes)) as service:
         worker, clients = service.worker(), Clients(service.url, names, images)
+        while not clients.answered[names[0]]:  # What libraries take once, with the first model, is no model's.
+            await clients.ask(names[0], 0)
         before, until_s, grown = private_bytes(worker), time.monotonic() + seconds, [0]
         tasks = [asyncio.create_task(clients.zipf(seed, until_s)) for seed in range(3)]
         while not all(task.done() for task in tasks):
@@ -121,7 +119,7 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
         await asyncio.gather(*tasks)
         await clients.each()
         grown.append(private_bytes(worker) - before)
-        await clients.close()
+        await clients.client.aclose()
         print(dict(clients.outcomes), dict(clients.answered), f"largest difference {clients.worst}")
         loads, most = service.log.read_text().count(" is loaded: "), max(grown) / MB
         print(
