@@ -127,7 +127,7 @@ async def test_models_in_half_the_memory_that_they_take(tmp_path, folder, engine
         )
         assert loads > len(names)
         assert set(clients.outcomes) <= {"OK", "MODEL_LOADING"}
-        assert clients.worst < 1e-6  # One that was loaded again answers as before.
+        assert clients.worst < 1.5e-5  # Loaded again it answers as before, to a unit of the last digit that is sent.
         assert grown[-1] < 1.1 * budget_bytes + 64 * MB
         # What a load needs while it lasts comes on top: the gate's reference is as large as the model.
         assert max(grown) < 1.1 * budget_bytes + max(row["memory_bytes"] for row in rows.values()) + 64 * MB
