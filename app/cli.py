@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from anychip_base.extras import entry_points, version
+from anychip_base.interpreter import INTERRUPTED
 from app import logs
 from app.arguments import CommandError, add_settings, read_settings
 from app.config import SECTIONS, Settings, absent, unknown_variables
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _complain(f"there is no setting {setting}{hint}")
         return _complain(f"{setting}: {first['msg'].removeprefix('Value error, ')} (given: {first['input']!r})")
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except Exception as error:
         if not isinstance(error, CommandError | OSError) and not _torch_works():
             return _complain(f"torch cannot be imported here ({error}); anychip doctor says what to do")

@@ -256,12 +256,12 @@ def python_files() -> list[Path]:
     found = [Path(each) for each in (*installed, *libraries, *_SYSTEM) if each]
     # uv and conda can link every file to their caches: there a distribution's folder is given.
     metadata = [each for name in ("purelib", "platlib") for each in Path(paths[name]).glob("*-info/METADATA")]
-    places = {each.resolve().parents[1] for each in metadata}
+    linked = {each.resolve().parents[1] for each in metadata}
     given = set(found)
     for entry in map(Path, sys.path):
         if given.isdisjoint((entry, *entry.parents)):
             given.update(_installed_in(entry))
-    for place in sorted(places | {Path(each) for name in _needed() for each in _places(name)}):
+    for place in sorted(linked | {Path(each) for name in _needed() for each in _places(name)}):
         if given.isdisjoint((place, *place.parents)):
             # Some projects declare all that they have to be one package.
             is_project = str(place) in map(os.path.abspath, sys.path) or any(
