@@ -18,6 +18,7 @@ import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -39,7 +40,7 @@ class KeysError(Exception):
     """Failure to use the file of keys; the message is one plain sentence."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallerLimits:
     """Limits of one caller; 0: no limit of its own. `priority`: the highest it may ask for."""
 
@@ -49,7 +50,7 @@ class CallerLimits:
     images_per_s: float = 0.0
     priority: int = 0
 
-    @property
+    @cached_property
     def any(self) -> bool:
         """True if one of them counts requests in flight, or their rate."""
         return bool(self.requests or self.bytes or self.pixels or self.images_per_s)

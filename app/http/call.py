@@ -29,7 +29,7 @@ from app.ingress.converter import Converter
 from app.ingress.ingress import Call, Ingress, Run
 from app.link import Encoded, Link, ServedModel, Terms
 from app.protocols.documents import packed_instances, read_instances, unpack
-from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, X_PRIORITY, X_TIMEOUT_MS, check_names
+from app.protocols.options import OVERLAP, QUERY, TILE, TIMEOUT_MS, check_names
 from app.protocols.parameters import deadline_s, pairs_of, read, read_headers, read_options
 from models import Options
 from models.tasks.tiles import Tiling
@@ -141,7 +141,7 @@ def inflated(encoding: str, body: Body, most: int) -> bytes:
 
 async def read_images(
     headers: Fields, body: Body, max_images: int, converter: Converter, lease: Lease, *, any_type: bool = False
-) -> Sequence[Encoded]:
+) -> list[Encoded]:
     """Return the encoded images of a body in any of the three forms, in order, at least one.
 
     The first bytes decide if the content type says nothing of images, forms or JSON. `any_type`: a body that claims to
@@ -152,7 +152,7 @@ async def read_images(
     kind = content_type.partition(";")[0].strip().lower()
     if not body:
         raise invalid_request("the body is empty; send an image, multipart/form-data or JSON")
-    encoded: Sequence[Encoded]
+    encoded: list[Encoded]
     if kind in _UNSAID:
         if kind == _FORM and has_lost_bytes(body):
             raise invalid_request("the body has lost its zeros and line ends, as curl -d sends it: use --data-binary")
@@ -163,7 +163,7 @@ async def read_images(
         encoded = await _multipart(content_type, body, max_images, any_field=any_type)
     elif kind == "application/json":
         if len(body) <= _JSON_INLINE_BYTES:
-            encoded = read_instances(body, max_images)
+            encoded = [*read_instances(body, max_images)]
         else:
             converted = await converter.convert(packed_instances, max_images, body)
             lease.take(len(converted))
@@ -191,7 +191,7 @@ def _kind_of(begin: bytes, stated: str) -> str:
     return stated if stated and is_text else _RAW
 
 
-async def _multipart(content_type: str, body: Body, max_images: int, *, any_field: bool) -> Sequence[Encoded]:
+async def _multipart(content_type: str, body: Body, max_images: int, *, any_field: bool) -> list[Encoded]:
     single = await _single_part(content_type, body)
     if single is not None:
         return [single]
@@ -389,7 +389,7 @@ class HttpCall(Call[Answer]):
 
     def terms(self, settings: Settings) -> Terms:  # noqa: D102
         self._max_body_bytes = settings.max_body_bytes
-        timeout_ms, priority = read_headers((X_TIMEOUT_MS, X_PRIORITY), self.headers)
+        timeout_ms, priority = read_headers(self.headers)
         timeout_s = (timeout_ms or settings.timeout_ms) / 1e3
         return Terms(deadline_s(self.context.started_s, timeout_s), priority, self.context.recorder)
 

@@ -138,7 +138,8 @@ class HotRequest(HttpRequest):
                     limit.arrived(self._size)
                 await self._arrived
             limit.arrived_wholly()
-        return self._buffer
+        whole, self._buffer = self._buffer, b""
+        return whole
 
     async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:
         self._on_leave = on_leave

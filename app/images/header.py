@@ -64,6 +64,8 @@ _BASELINE, _PROGRESSIVE, _END, _SCAN, _ADOBE = 0xC0, 0xC2, 0xD9, 0xDA, 0xEE
 _FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _PLAIN = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
 """Markers of tables, restart interval, comment, and application data."""
+_APP1 = 0xE1
+_TABLES = _PLAIN - {_APP1}
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -179,36 +181,40 @@ def _read_jpeg(view: memoryview) -> _Stored:
     exif: list[memoryview] = []
     for _ in range(_MAX_SEGMENTS):
         begin, marker, length = _SEGMENT.unpack_from(view, at)
+        if marker in _TABLES and begin == 0xFF:  # Most are: first, as this runs in the event loop.
+            at += 2 + length
+            continue
         if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
             at += 1
             continue
-        if marker == 0xE1:
+        if marker in (_SCAN, _END):
+            break
+        if marker in _WITHOUT_LENGTH:
+            at += 2
+            continue
+        if marker == _APP1:
             segment = view[at + 4 : at + 2 + length]
             # Pillow joins several, as EXIF of more than 64 kB has them.
             if segment[:6] == _EXIF and len(exif) < _MAX_EXIF:
                 exif.append(segment[6:] if exif else segment)
             elif segment[: len(XMP)] == XMP:
                 xmp = segment
-        elif marker not in _PLAIN:
-            if marker in (_SCAN, _END):
-                break
-            if marker in _WITHOUT_LENGTH:
-                at += 2
-                continue
-            if marker in _START_OF_FRAME and not any(size):
-                bits, height, width = unpack_from(">BHH", view, at + 4)
-                if marker in _HIERARCHICAL:
-                    raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
-                if bits not in (8, 12, 16):
-                    raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
-                if bits != 8:
-                    raise InvalidImageError(f"the JPEG has {bits} bits a colour; those of 8 are read: save it with 8")
-                size = width, height
+        elif marker in _START_OF_FRAME and not any(size):
+            bits, height, width = unpack_from(">BHH", view, at + 4)
+            if marker in _HIERARCHICAL:
+                raise InvalidImageError("the JPEG is a hierarchical one, which is not read; save it as a plain one")
+            if bits not in (8, 12, 16):
+                raise InvalidImageError("the JPEG is broken: its frame header makes no sense")
+            if bits != 8:
+                raise InvalidImageError(f"the JPEG has {bits} bits a colour; those of 8 are read: save it with 8")
+            size = width, height
         at += 2 + length
     if not any(size):
         raise InvalidImageError("the JPEG has no frame header before its image data")
+    if not (exif or xmp):
+        return *size, 1
     joined = exif[0] if len(exif) == 1 else memoryview(b"".join(exif))
-    return *size, (exif_orientation(joined) or _xmp_orientation(xmp) or 1) if exif or xmp else 1
+    return *size, exif_orientation(joined) or _xmp_orientation(xmp) or 1
 
 
 def _read_png(view: memoryview) -> _Stored:

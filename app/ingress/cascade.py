@@ -68,7 +68,7 @@ class _Request:
 
     async def whole(self, model: str) -> list[dict[str, Any]]:
         served = self.served[model]
-        return self._taken(await predict(self.ingress, served, self.images, self.terms, options=self.options))
+        return self._taken(await predict(self.ingress, served, [*self.images], self.terms, options=self.options))
 
     async def parts(self, model: str, parts: Sequence[Part]) -> list[dict[str, Any]]:
         ingress, served = self.ingress, self.served[model]

@@ -78,7 +78,7 @@ async def run(ingress: Ingress, served: ServedModel, work: Work) -> InferenceRes
         form = served.floats if work.floats else served
         assert form is not None
         answer = await predict(
-            ingress, form, work.images, work.terms, options=work.options, finish=open_inference.finisher(set(names))
+            ingress, form, [*work.images], work.terms, options=work.options, finish=open_inference.finisher(set(names))
         )
         made: Mapping[str, Any] = {name: [each[name] for each, _ in answer.predictions] for name in names}
         labels = [own for _, own in answer.predictions]

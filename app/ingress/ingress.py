@@ -30,6 +30,7 @@ from app.link import ComputedBy, Content, Link, Regions, Reply, Result, Room, Se
 from models import Options, TensorOptions
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Content)
 Token = tuple[int, asyncio.Future[Result]]
 
 
@@ -76,15 +77,15 @@ class Items(msgspec.Struct, Generic[T]):
     options: Options | TensorOptions
     answer: Callable[[Result], Awaitable[T]] | None
 
-    async def run(self, contents: Sequence[Content], numbers: Sequence[int] = ()) -> list[T]:
+    async def run(self, contents: list[C], numbers: Sequence[int] = ()) -> list[T]:
         """Compute all items concurrently, all or nothing. `numbers`: those of the contents' images, if the
-        request has several.
+        request has several. It empties `contents`: an image is not kept once its slot is filled.
 
         Raises ServiceError; cancelled, they leave their queue.
         """
         runs: list[Coroutine[Any, Any, T]] = []
-        for place, content in enumerate(contents):
-            for submitted in self.replies.submit(self.room, content, self.options, len(runs)):
+        for place in range(len(contents)):
+            for submitted in self.replies.submit(self.room, contents.pop(0), self.options, len(runs)):
                 run = self._run_one(submitted, len(runs))
                 runs.append(_named(numbers[place], run) if numbers else run)
         return [await runs[0]] if len(runs) == 1 else await all_or_nothing(runs)

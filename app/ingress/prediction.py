@@ -15,8 +15,8 @@ import msgspec
 import numpy.typing as npt
 
 from app.errors import ServiceError, invalid_request
-from app.ingress.ingress import Ingress, Items
-from app.link import ComputedBy, Content, Encoded, Frame, Regions, Result, ServedModel, Terms
+from app.ingress.ingress import C, Ingress, Items
+from app.link import ComputedBy, Regions, Result, ServedModel, Terms
 from models import NormalisedModel, Options, PixelModel, Placement, TensorModel
 
 log = logging.getLogger("anychip.service")
@@ -43,13 +43,13 @@ class Answer(msgspec.Struct, frozen=True):
 def predict(
     ingress: Ingress,
     served: ServedModel,
-    images: Sequence[Encoded | Frame],
+    images: list[C],
     terms: Terms,
     *,
     options: Options,
     finish: Finish = PixelModel.postprocess,
 ) -> Awaitable[Answer]:
-    """Predict for images, all or nothing. Raises ServiceError; cancelled, it gives up its room at once."""
+    """Predict for `images`, all or nothing, and empty it. Raises ServiceError; cancelled, it gives up its room."""
     if isinstance(served.model, TensorModel):
         name = served.model.name
         raise invalid_request(f"{name} takes tensors, not images: POST /v2/models/{name}/infer")
@@ -65,15 +65,15 @@ def predict(
 async def computed(
     ingress: Ingress,
     served: ServedModel,
-    contents: Sequence[Content],
+    contents: list[C],
     terms: Terms,
     *,
     options: Options,
     finish: Finish = PixelModel.postprocess,
     numbers: Sequence[int] | None = None,
 ) -> Answer:
-    """Return the results of `finish` for images and parts of images, all or nothing. `numbers`: as of Items.run; None:
-    of several contents each is the next image. Raises ServiceError.
+    """Return the results of `finish` for images and parts of images, all or nothing. `contents`, `numbers`: as of
+    Items.run; None: of several contents each is the next image. Raises ServiceError.
     """
 
     async def answer(result: Result) -> tuple[Any, ComputedBy, bool]:

@@ -6,18 +6,19 @@ Owns: names, limits, and the sentences that say what is wrong with a value. Must
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 from app.errors import invalid_request
-from app.protocols.options import OPTIONS, Parameter
+from app.protocols.options import OPTIONS, X_PRIORITY, X_TIMEOUT_MS, Parameter
 from app.protocols.wire import checked_count
 from models import Options
 
 _MAX_TIMEOUT_S = 600.0
 
 DEFAULT_OPTIONS = Options()
+_HEADERS = {row.name.lower().encode(): row for row in (X_TIMEOUT_MS, X_PRIORITY)}
 
 
 def pairs_of(query: bytes) -> list[tuple[str, str]]:
@@ -53,9 +54,11 @@ def read(row: Parameter, given: Mapping[str, Any]) -> Any:
     return int(found)
 
 
-def read_headers(rows: Sequence[Parameter], headers: Mapping[bytes, bytes]) -> list[Any]:
-    """Read parameters of headers or of gRPC's metadata, names in lower case. Raises INVALID_REQUEST."""
-    given = [(row, headers.get(row.name.lower().encode())) for row in rows]
+def read_headers(headers: Mapping[bytes, bytes]) -> list[Any]:
+    """Read a request's timeout in milliseconds and its priority. `headers`: HTTP's or gRPC's metadata, names in lower
+    case. Raises INVALID_REQUEST.
+    """
+    given = [(row, headers.get(name)) for name, row in _HEADERS.items()]
     return [row.default if value is None else read(row, {row.name: value.decode("latin-1")}) for row, value in given]
 
 

@@ -49,7 +49,6 @@ from app.scheduling.workers import (
     expected_s,
     image_s,
     is_probe,
-    rate,
 )
 
 WAY_BACK = 0.04
@@ -167,9 +166,8 @@ class Scheduler(Generic[T]):
 
     def drain_time_s(self, model: str) -> float:
         """Return the seconds until what waits and runs now is done by the model's workers; infinite without one."""
-        images_per_s = rate(self.serving[model], model)
-        queue = self.queues[model]
-        return (queue.depth + queue.reserved + queue.in_flight) / images_per_s if images_per_s else math.inf
+        queue, each_s = self.queues[model], image_s(self.serving[model], model)
+        return (queue.depth + queue.reserved + queue.in_flight) * each_s if each_s else math.inf
 
     def add_worker(
         self, name: str, latency_s: Mapping[str, Mapping[int, float]], depths: Mapping[str, int] | None = None

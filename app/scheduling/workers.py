@@ -361,14 +361,13 @@ def _next_s(queue: Queue[T], workers: Serving[T], images: int, now: float) -> fl
     return first_s if first is not None and images <= first.ceiling(now) else None
 
 
-def rate(workers: Serving[T], model: str) -> float:
-    """Return the images a second of the model's workers, less the share of other models with work."""
-    return sum([latencies.rate / worker.sharing(model) for worker, latencies in workers])
-
-
 def image_s(workers: Serving[T], model: str) -> float:
-    """Return the seconds of all the model's workers together for an image; 0 without a worker."""
-    images_per_s = rate(workers, model)
+    """Return the seconds of all the model's workers together for an image, beside other models with work; 0 without a
+    worker.
+    """
+    images_per_s = 0.0
+    for worker, latencies in workers:
+        images_per_s += latencies.rate / worker.sharing(model)
     return 1 / images_per_s if images_per_s else 0.0
 
 

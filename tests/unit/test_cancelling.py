@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from functools import partial
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -14,6 +15,8 @@ import pytest
 from app.config import Settings
 from app.decoding.waiting import DecodeFailedError
 from app.errors import ServiceError
+from app.http.hot import HotRequest
+from app.http.routes.predict import PredictCall
 from app.ingress.cascade import predict_cascade
 from app.ingress.context import RequestContext
 from app.ingress.ingress import Call, Ingress, Items
@@ -243,6 +246,30 @@ async def test_the_first_image_that_fails_ends_the_others_of_its_request():
 
 def classifier(name):
     return open_model(ModelSpec(name, "resnet50", "random"), Path("nowhere"))
+
+
+class Body(bytearray):
+    """A body that can be asked for by a weak reference."""
+
+
+async def test_a_body_is_not_kept_while_its_image_waits_for_the_device():
+    decoders, model = Decoders(), classifier("m")
+    worker = Worker(models=(model,))
+    async with dispatching(worker, decoders=decoders, models=(model,)) as fleet:
+        fleet.link.settings, fleet.link.models = Settings(log_requests=False), fleet.models
+        scope = {"headers": (), "query_string": b""}
+        body = Body(JPEG)
+        request, kept = HotRequest(scope, {}, len(body), body, keep_alive=True), weakref.ref(body)
+        del body
+        with RequestContext(fleet.link, scope) as context:
+            context.task = asyncio.ensure_future(Ingress(fleet.link, None).answer(PredictCall(request, "m")))
+            await turns()
+            assert kept() is not None, "a decoder reads it"
+            decoders.end(Placement(2, 2))
+            await turns()
+            assert worker.runs and kept() is None
+            hear(fleet, worker, done(worker.runs[0], [(np.zeros(1000, np.float32),)]))
+            await context.task
 
 
 class Parts:

@@ -116,6 +116,7 @@ class PredictCall(HttpCall[Answer]):
         images = await read_images(
             self.headers, self.body, ingress.link.settings.max_images, ingress.converter, lease, any_type=self._any_type
         )
+        self.body = b""  # Once decoded, an image is not kept.
         if (cascade := ingress.link.cascades.get(self.model)) is not None:
             if self._tiling is not None and self._tiling.side:
                 raise invalid_request("two stages do not look at tiles")

@@ -26,7 +26,7 @@ from app.ingress.ingress import Call, Ingress, Run
 from app.link import INLINE_BYTES, Link, ServedModel, Terms
 from app.observability.triton_statistics import of_version
 from app.protocols import open_inference, signatures, wire
-from app.protocols.options import CLASSIFICATION, X_PRIORITY, X_TIMEOUT_MS
+from app.protocols.options import CLASSIFICATION
 from app.protocols.parameters import deadline_s, read, read_headers
 
 CallContext = Any
@@ -76,7 +76,7 @@ class GrpcInferCall(Call[wire.InferenceResponse]):
     def terms(self, settings: Settings) -> Terms:
         """Return the terms: the metadata's deadline, else the call's own, else ours; none outlasts the call's own."""
         started_s = self._received_s
-        timeout_ms, priority = read_headers((X_TIMEOUT_MS, X_PRIORITY), dict(self.context.scope["headers"]))
+        timeout_ms, priority = read_headers(dict(self.context.scope["headers"]))
         usual_s = settings.timeout_ms / 1e3 if math.isinf(self._ends_s) else self._ends_s - started_s
         timeout_s = usual_s if timeout_ms is None else timeout_ms / 1e3
         return Terms(min(deadline_s(started_s, timeout_s), self._ends_s), priority, self.context.recorder)
