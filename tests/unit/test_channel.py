@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.processes.channel import (
-    MAX_MESSAGE_BYTES,
-    MAX_WAITING_BYTES,
-    Channel,
-    ChannelError,
-    Talk,
-    socket_pair,
-)
+from app.processes.channel import MAX_MESSAGE_BYTES, MAX_WAITING_BYTES, Channel, ChannelError, Talk, socket_pair
 
 
 class Pair:

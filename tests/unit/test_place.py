@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 
 from app import clock
 from app.processes.breaker import BACKOFF_S, BROKEN_S, IN_A_ROW, IN_WINDOW, WINDOW_S, Breaker
-from app.processes.place import (
-    Cause,
-    ChildStartError,
-    ChildStatus,
-    PlaceStatus,
-    SupervisedChild,
-    Supervisor,
-)
+from app.processes.place import Cause, ChildStartError, ChildStatus, PlaceStatus, SupervisedChild, Supervisor
 from tests.support.doubles import Process, turns
 from tests.support.load import until
 

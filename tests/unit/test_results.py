@@ -97,13 +97,7 @@ def test_what_cannot_be_sent_is_refused():
 
 @pytest.mark.parametrize(
     "layout",
-    [
-        (("O", (1,)),),
-        (("f4,f4", (1,)),),
-        (("<f4", (-1,)),),
-        (("<f4", (1 << 40,)),),
-        (("<f4", (1 << 62, 1 << 62)),),
-    ],
+    [(("O", (1,)),), (("f4,f4", (1,)),), (("<f4", (-1,)),), (("<f4", (1 << 40,)),), (("<f4", (1 << 62, 1 << 62)),)],
 )
 def test_a_layout_that_makes_no_sense_is_refused(layout):
     with pytest.raises(ResultError):

@@ -21,17 +21,7 @@ from backends.contract.backend import Telemetry
 from backends.telemetry import Sampler, Tool, ToolError, nvidia
 from backends.telemetry.sampling import Energy
 from backends.telemetry.tools import TOOLS
-from tests.support.telemetry import (
-    CNMON,
-    GPUSTACK,
-    MAP,
-    FakeNvml,
-    approx,
-    parsed,
-    parsed_otherwise,
-    quoted,
-    values,
-)
+from tests.support.telemetry import CNMON, GPUSTACK, MAP, FakeNvml, approx, parsed, parsed_otherwise, quoted, values
 
 PARSERS: dict[str, Callable[[str], Mapping[int, Telemetry]]] = {
     "ascend": smi.parse,

@@ -94,11 +94,7 @@ def test_elements_there_and_back(elements):
             wire.elements("x", len(elements), content[:-1] if elements[-1] else content[:-4] + b"\1\0\0\0")
 
 
-@given(
-    st.sampled_from(sorted(wire.DATATYPES)),
-    st.lists(st.integers(0, 2**63 - 1), max_size=4),
-    st.binary(max_size=40),
-)
+@given(st.sampled_from(sorted(wire.DATATYPES)), st.lists(st.integers(0, 2**63 - 1), max_size=4), st.binary(max_size=40))
 def test_bytes_that_do_not_fit_are_refused_before_memory_is_taken(datatype, shape, content):
     array = attempt(wire.from_bytes, datatype, shape, content)
     assert array is None or array.nbytes == len(content)

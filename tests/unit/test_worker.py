@@ -20,17 +20,7 @@ from app.processes.channel import Channel, reader, socket_pair, to_packet
 from app.worker.load import WorkerModel
 from app.worker.loop import Worker
 from app.worker.main import run
-from app.worker.messages import (
-    Beat,
-    Done,
-    Failed,
-    FromWorker,
-    ModelPlan,
-    Run,
-    Stats,
-    Stop,
-    WorkerPlan,
-)
+from app.worker.messages import Beat, Done, Failed, FromWorker, ModelPlan, Run, Stats, Stop, WorkerPlan
 from backends import Device, Memory, OutOfDeviceMemoryError
 from backends.vendors.cpu import CpuBackend
 from models import Options, open_model, parse_spec

@@ -336,8 +336,7 @@ async def test_a_stop_waits_for_the_answer_that_is_under_way_and_closes_idle_con
 
 
 @pytest.mark.parametrize(
-    ("model", "ended", "events"),
-    [("waits", (0, "CANCELLED"), ["left", "cancelled"]), ("written", (0, "OK"), [])],
+    ("model", "ended", "events"), [("waits", (0, "CANCELLED"), ["left", "cancelled"]), ("written", (0, "OK"), [])]
 )
 async def test_a_client_that_leaves_ends_what_is_computed_and_not_what_is_written(monkeypatch, model, ended, events):
     """A cancelled conversion of a large answer would end its process."""
@@ -402,10 +401,7 @@ async def test_a_head_is_read_as_uvicorn_reads_it_or_left_to_it(monkeypatch, ver
     answered_here = []
 
     async def echoed(ingress, request, *names):
-        with (
-            Budget(1000, "bytes").lease("c") as lease,
-            Interruption(deadline_s=clock.monotonic() + 60) as limit,
-        ):
+        with Budget(1000, "bytes").lease("c") as lease, Interruption(deadline_s=clock.monotonic() + 60) as limit:
             content = seen(request.scope, bytes(await request.body(MAX_BODY_BYTES, lease, limit)))
         answered_here.append(content)
         return content, [(b"content-length", b"%d" % len(content))]
