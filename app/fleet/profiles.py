@@ -1,4 +1,4 @@
-"""What is kept of models on a device in the cache folder: profiles, the settings found best; and footprints.
+"""Records of models on a device in the cache folder: profiles, the settings found best; and footprints.
 
 `anychip tune` finds a profile by trial. A first start finds batch sizes alone (workers.load), for the engine and
 precision that it was given. A profile of tune comes before one of a start. A footprint is the device memory of a model,

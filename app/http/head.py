@@ -40,7 +40,7 @@ class HeadReader:
         self.open = True
         self.refusal: Refusal | None = None
         self.bytes = b""
-        """What has come of one that is not whole."""
+        """Beginning of a head that is not whole."""
         self._headers = 0
 
     @property

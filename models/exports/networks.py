@@ -197,7 +197,7 @@ class OpenVinoGraph(RuntimeGraph):
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether OpenVINO has put an exchange of red and blue into the first weights, as their name says."""
+        """True if OpenVINO has put an exchange of red and blue into the first weights, as their name says."""
         layer = next((each for each in self._model.get_ordered_ops() if each.get_type_name() in _OPENVINO_LAYERS), None)
         return layer is not None and layer.input_value(1).get_node().get_friendly_name().startswith("Gather_")
 

@@ -257,10 +257,12 @@ def main(words: Sequence[str]) -> int:
         for name, paths in chosen.items():
             others = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
             print(f"{name:<14} {', '.join(paths[:3])}{others}")
-    elif options.command == "packages":
-        print("\n".join(missing_packages(wanted_by)))
-    elif options.command == "environments":
-        print("\n".join(environments(wanted_by)))
+    elif options.command in ("packages", "environments"):
+        needs_of = missing_packages if options.command == "packages" else environments
+        for each in needs_of(
+            wanted_by
+        ):  # No empty line where nothing is needed: make and apt-get would take it for one.
+            print(each)
     else:
         wanted = phases(together({name: BY_PATH[name] for name in chosen}, done=MAKE_TEST), EACH, ())
         return finished(wanted, limit_s=options.limit_s)

@@ -262,7 +262,8 @@ async def test_a_body_is_not_kept_while_its_image_waits_for_the_device():
             assert kept() is not None, "a decoder reads it"
             decoders.end(Placement(2, 2))
             await turns()
-            assert worker.runs and kept() is None
+            assert worker.runs
+            assert kept() is None
             hear(fleet, worker, done(worker.runs[0], [(np.zeros(1000, np.float32),)]))
             await context.task
 

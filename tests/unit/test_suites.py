@@ -68,6 +68,15 @@ def test_what_suites_name_is_there() -> None:
     ] == []
 
 
+def test_where_nothing_is_needed_nothing_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "plan", lambda: {"networks": []})
+    for command in ("packages", "environments"):
+        assert commands.main([command]) == 0
+    assert capsys.readouterr().out == ""
+
+
 def test_rows_and_suites_name_each_other_and_what_is_known() -> None:
     assert {suite for _, suites in PATHS for suite in suites} == set(BY_PATH)
     assert {package for suite in SUITES.values() for package in suite.programs} == set(PACKAGES)
