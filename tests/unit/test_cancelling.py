@@ -248,18 +248,22 @@ def classifier(name):
     return open_model(ModelSpec(name, "resnet50", "random"), Path("nowhere"))
 
 
-async def test_a_body_is_not_kept_while_its_image_waits_for_the_device():
+@pytest.mark.parametrize("begun", [len(JPEG), 0])
+async def test_a_body_is_not_kept_while_its_image_waits_for_the_device(begun):
     decoders, model = Decoders(), classifier("m")
     worker = Worker(models=(model,))
     async with dispatching(worker, decoders=decoders, models=(model,)) as fleet:
         fleet.link.settings, fleet.link.models = Settings(log_requests=False), fleet.models
         scope = {"headers": (), "query_string": b""}
-        request = HotRequest(scope, {}, len(JPEG), memoryview(JPEG), keep_alive=True)
-        kept = weakref.ref(request._buffer)
+        request = HotRequest(scope, {}, len(JPEG), memoryview(JPEG)[:begun], keep_alive=True)
+        if not begun:
+            request.room()[: len(JPEG)] = JPEG
+            request.arrived(len(JPEG))
+        kept = weakref.ref(request._buffer if begun else request._view)
         with RequestContext(fleet.link, scope) as context:
             context.task = asyncio.ensure_future(Ingress(fleet.link, None).answer(PredictCall(request, "m")))
             await turns()
-            assert kept() is not None, "a decoder reads it"
+            assert kept() is not None or not begun, "a decoder reads it"
             decoders.end(Placement(2, 2))
             await turns()
             assert worker.runs
