@@ -181,7 +181,7 @@ def _read_jpeg(view: memoryview) -> _Stored:
     exif: list[memoryview] = []
     for _ in range(_MAX_SEGMENTS):
         begin, marker, length = _SEGMENT.unpack_from(view, at)
-        if marker in _TABLES and begin == 0xFF:  # Most are: first, as this runs in the event loop.
+        if marker in _TABLES and begin == 0xFF:  # Asked first: most segments are of these kinds.
             at += 2 + length
             continue
         if begin != 0xFF or marker == 0xFF:  # Junk and fill bytes between segments: every decoder passes them.
