@@ -138,7 +138,8 @@ class HotRequest(HttpRequest):
                     limit.arrived(self._size)
                 await self._arrived
             limit.arrived_wholly()
-        whole, self._buffer, self._view = self._buffer, b"", _NOTHING_READ
+        whole = self._buffer
+        self.end()
         return whole
 
     async def watched(self, run: Run[Answer], on_leave: Callable[[], None]) -> Answer:

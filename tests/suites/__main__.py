@@ -259,9 +259,7 @@ def main(words: Sequence[str]) -> int:
             print(f"{name:<14} {', '.join(paths[:3])}{others}")
     elif options.command in ("packages", "environments"):
         needs_of = missing_packages if options.command == "packages" else environments
-        for each in needs_of(
-            wanted_by
-        ):  # No empty line where nothing is needed: make and apt-get would take it for one.
+        for each in needs_of(wanted_by):  # Nothing needed is no line: make takes an empty one for a file's name.
             print(each)
     else:
         wanted = phases(together({name: BY_PATH[name] for name in chosen}, done=MAKE_TEST), EACH, ())
